@@ -1,14 +1,14 @@
 """The nemesis `clock`: replicas whose clocks are wrong.
 
-Wall clocks jump, swing, drift, fall back by decades, or are corrected as by NTP, each victim's by its own amount;
-monotonic clocks are left alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is
-proved is what is read in the place of the replica, by the mechanism that bends its clock, and that the replica is in
-that place with all that it has started: that the victims' clocks are wrong as planned, that everybody else's are right,
-and that no monotonic clock noticed. Where replicas can be asked for the time, what they say must be the same. Healing
+Wall clocks jump, swing, drift, fall back by decades, or are corrected as by NTP, each victim's by its own amount.
+Monotonic clocks are left alone, as they are when a host's clock is set, unless one of the forms for them is asked for.
+The proof reads the clocks where the replica runs, through the mechanism that skews them: the victims' clocks are wrong
+as planned, all other clocks are right, and no monotonic clock has changed. It also checks that the mechanism reaches
+the replica and every process that it has started. Replicas that can be asked for the time must report the same. Healing
 sets the clocks right in one step.
 
-What changes with time has to be watched: a drift for a second, a slew for four or more, a clock that is stepped for two
-steps, which are 0.6 to 2.6 s each. A fault may thus last longer than `--nemesis-interval`, and a run longer than
+A skew that changes with time has to be watched: a drift for a second, a slew for four or more, a stepped clock for two
+steps of 0.6 to 2.6 s each. A fault may thus last longer than `--nemesis-interval`, and a run longer than
 `--time-limit`.
 """
 
@@ -33,7 +33,7 @@ from nemesis.words import offset, plural, plural_with
 __all__ = ["CLOCK", "ClockFault"]
 
 MIN_BUMP_MS, MAX_BUMP_MS = 2_000, 2 * 3_600_000
-"""A bump is between these, either way, by orders of magnitude: from beyond every lease to two hours."""
+"""Size of a bump in either direction, log-uniform: from longer than any lease to two hours."""
 
 HOUR_MS = 3_600_000
 
@@ -41,36 +41,36 @@ MIN_STROBE_MS, MAX_STROBE_MS = 1_000, 262_000
 MIN_PERIOD_MS, MAX_PERIOD_MS = 8, 1_000
 
 MIN_DRIFT_PPM, MAX_DRIFT_PPM = 50_000, 500_000
-"""From one second in twenty to half a second a second: seconds within the few that a fault lasts."""
+"""5 to 50 %: enough to gain or lose seconds within the few seconds that a fault lasts."""
 
 MIN_SLEW_PPM, MAX_SLEW_PPM = 250, 500
-"""Up to what adjtimex(2) and ntpd allow themselves."""
+"""500 ppm is the limit of adjtimex(2) and ntpd."""
 
 MIN_STEPPED_PPM, MAX_STEPPED_PPM = 50_000, 200_000
 STEP_MS = 128
-"""ntpd's threshold: a clock that is further off is stepped and not slewed."""
+"""ntpd's threshold: a clock that is off by more is stepped instead of slewed."""
 
 RESET_MS = -26 * 365 * 86_400_000
-"""How far a clock goes back that has lost its battery."""
+"""How far a clock falls back when it has lost its battery."""
 
 TOLERANCE_MS = 250.0
-"""How far from the plan a clock may read, beyond what the reading itself leaves open: machines are busy."""
+"""Allowed difference from the plan, beyond the uncertainty of the reading itself: machines are busy."""
 
 WATCH_S = 1.0
 """How long a drift is watched."""
 
 SLEW_WATCH_S = 4.0
-"""How long a slew is watched: it makes a millisecond or two in that time."""
+"""How long a slew is watched: it amounts to a millisecond or two in that time."""
 SLEW_TRIES = 3
-"""Looks at a slew, each followed by another where the readings were too uncertain: the machine was busy."""
+"""Attempts to measure a slew; another one follows if the readings were too uncertain because the machine was busy."""
 
 STEP_READINGS = 17
-"""Of a clock that is stepped, eight in the time from one step to the next."""
+"""Readings of a clock that is stepped: eight between one step and the next."""
 
 STROBE_READINGS = 60
 READ_TIMEOUT_S = 3.0
 IN_PLACE_TIMEOUT_S = 10.0
-"""For what reads a clock to be started, on a busy machine; the pauses between its readings come on top."""
+"""For the process that reads a clock to start on a busy machine; the pauses between its readings come on top."""
 READ_TRIES = 5
 
 
@@ -151,8 +151,8 @@ class ClockFault(FormNemesis):
             await _clocks(target).skew(injection.fault_id, _skews_of(injection))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Every victim's clock reads wrong as planned, everybody else's right; the victims' replicas are in reach, and
-        say the same where they can be asked."""
+        """Every victim's clock is wrong as planned and all others are right; the mechanism reaches the victims'
+        replicas, which report the same time if they can be asked."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         held = hosts_kept_from(Activity.ANSWER, in_force)
@@ -183,7 +183,7 @@ class ClockFault(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The victims' replicas are still in reach; whether they have looked at their clocks, where that is counted."""
+        """The victims' replicas are still reached; whether they have read their clocks, if reads are counted."""
         held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
@@ -198,7 +198,7 @@ class ClockFault(FormNemesis):
         await _clocks(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The victims' clocks say the time, and go at its rate, again."""
+        """The victims' clocks show the right time again and run at the right rate."""
         held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
@@ -214,7 +214,7 @@ class ClockFault(FormNemesis):
 
 
 def _skew(form: str, rng: random.Random) -> dict[str, int]:
-    """One victim's skew as the history has it."""
+    """One victim's skew as recorded in the history."""
     sign = rng.choice((-1, 1))
     if form == "bump":
         return {"offset_ms": sign * _magnitude(rng, MIN_BUMP_MS, MAX_BUMP_MS)}
@@ -232,7 +232,7 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
     if form == "step":
         return {"rate_ppm": sign * rng.randint(MIN_STEPPED_PPM, MAX_STEPPED_PPM), "step_ms": STEP_MS}
     if form == "slow-monotonic":
-        # Not slower: a leader whose heartbeats come too late is deposed before its lease could last too long.
+        # Any slower, and a leader would be deposed for late heartbeats before its lease could last too long.
         return {"rate_ppm": -rng.randint(600_000, 750_000), "affects_monotonic": 1}
     if form == "fast-monotonic":
         return {"rate_ppm": rng.randint(500_000, 2_000_000), "affects_monotonic": 1}
@@ -240,7 +240,7 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
 
 
 def _magnitude(rng: random.Random, low: int, high: int) -> int:
-    """Between the two, every order of magnitude as likely as any other."""
+    """Log-uniform between the two: every order of magnitude is equally likely."""
     ratio = float(high / low)
     return round(low * math.pow(ratio, rng.random()))
 
@@ -271,21 +271,21 @@ def _others_on(host: str, in_force: Sequence[Injection]) -> list[ClockSkew]:
 
 
 class _Reader(ABC):
-    """A way to read the clocks of hosts. `must_see` is whether what it cannot tell is a problem."""
+    """A way to read the clocks of hosts. `must_see`: a reading that is too uncertain to judge is a problem."""
 
     must_see: bool
 
     @abstractmethod
     async def read(self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0) -> Sequence[ClockReading]:
-        """As nemesis.target.Clocks.read; none where the clocks cannot be read."""
+        """As nemesis.target.Clocks.read; empty if the clocks cannot be read."""
 
     @abstractmethod
     def silence(self, host: str) -> str | None:
-        """What it means that the clocks of a host could not be read, as a problem; None when it is none."""
+        """The problem to report if a host's clocks could not be read; None if that is no problem."""
 
 
 class _InPlace(_Reader):
-    """What is read in the place of the replica."""
+    """Reads the clocks where the replica runs."""
 
     must_see = True
 
@@ -307,18 +307,18 @@ class _InPlace(_Reader):
 
 
 class _Reported(_Reader):
-    """What replicas say when they are asked. That one says nothing is no problem: what is read in its place counts."""
+    """The time that replicas report when asked. A replica that does not answer is no problem: `_InPlace` decides."""
 
     must_see = False
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.heard: set[str] = set()
-        """Those that have answered."""
+        """Hosts whose replicas have answered."""
 
     async def read(self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0) -> Sequence[ClockReading]:
-        """Of a series, each reading as it comes; of others the best of a few, where the first ones leave much open or
-        are not answered."""
+        """In a series (`apart_ms` given) every reading counts as it comes; otherwise each reading is the best of a few
+        tries if the first ones are too uncertain or not answered."""
         readings: list[ClockReading] = []
         for pause_s in (None, *pauses_s) if self._target.tells_time else ():
             offsets_ms = [reading.offset_ms for reading in readings]
@@ -334,7 +334,7 @@ class _Reported(_Reader):
         return readings
 
     def silence(self, host: str) -> str | None:
-        """No problem."""
+        """Never a problem."""
         return None
 
     async def _read_once(self, host: str) -> ClockReading | None:
@@ -353,18 +353,18 @@ class _Reported(_Reader):
 
 
 async def _runs(target: Target, host: str) -> bool:
-    """Whether a host's replica is there to read a clock, as far as anybody knows. Simulated ones have no number."""
+    """Whether a host's replica is running, as far as is known. A target without processes has them all running."""
     return target.processes is None or (await target.processes.look(host)).state != DOWN
 
 
 async def _unreached(target: Target, host: str, skew: ClockSkew) -> str | None:
-    """Why the replica of a host would not feel a skew. One that is down feels it when it is back."""
+    """Why the replica of a host would not feel a skew. A replica that is down feels it once it is back."""
     return await why_unreached(target, host, partial(_clocks(target).reaches, monotonic=skew.affects_monotonic))
 
 
 async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:
-    """(whether some victim's replica has read its clock since the fault began, None where that is not counted; the same
-    in words)."""
+    """(whether some victim's replica has read its clock since the fault began, None if reads are not counted; the same
+    as text)."""
     met = await _clocks(target).met(injection.fault_id)
     counted = {host: seen.met for host, seen in met.items() if seen.met is not None}
     if not counted or len(counted) < len(met):
@@ -374,7 +374,7 @@ async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:
         return True, f"; read by {words}"
     if any(skew.affects_monotonic for skew in _skews_of(injection).values()):
         return False, "; no replica has read its monotonic clock"
-    return False, "; no replica has read its wall clock (of the other one are slow-monotonic and fast-monotonic)"
+    return False, "; no replica has read its wall clock (slow-monotonic and fast-monotonic skew the other clock)"
 
 
 async def _problems(
@@ -393,7 +393,7 @@ async def _problems(
 async def _offset_problem(
     reader: _Reader, host: str, in_force: Sequence[Injection], skew: ClockSkew | None = None
 ) -> str | None:
-    """Whether a wall clock reads what the faults in force and `skew` make of it."""
+    """None if a wall clock is off by as much as the faults in force and `skew` make it; otherwise the problem."""
     readings = await reader.read(host)
     if not readings:
         return reader.silence(host)
@@ -424,7 +424,7 @@ async def _victim_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
 
 
 async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
-    """Whether a clock is right, and stays right for as long as what was wrong with it needs to show."""
+    """None if a clock is right, and stays right for as long as it took to see the fault; otherwise the problem."""
     others = _others_on(host, in_force)
     if skew.affects_monotonic:
         return None if any(other.affects_monotonic for other in others) else await _rate_problem(reader, host, 1.0)
@@ -441,20 +441,20 @@ async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
 
 
 async def _pair(reader: _Reader, host: str, watch_s: float = WATCH_S) -> tuple[ClockReading, ClockReading] | None:
-    """Two readings, so many seconds apart."""
+    """Two readings, `watch_s` seconds apart."""
     readings = await reader.read(host, pauses_s=(watch_s,))
     return (readings[0], readings[-1]) if len(readings) == 2 else None
 
 
 async def _rate_problem(reader: _Reader, host: str, rate: float) -> str | None:
-    """Whether a monotonic clock goes at `rate`."""
+    """None if a monotonic clock runs at `rate`; otherwise the problem."""
     pair = await _pair(reader, host)
     if pair is None:
         return reader.silence(host)
     first, second = pair
     true_s = second.at_s - first.at_s
     seen_s = second.monotonic_s - first.monotonic_s
-    # Far below the least drift, far above what a slew of the machine's own clock does.
+    # Far less than the smallest drift, far more than a slew of the machine's own clock.
     allowed_s = 0.02 * true_s + (first.uncertainty_ms + second.uncertainty_ms) / 1000
     if abs(seen_s - rate * true_s) <= allowed_s:
         return None
@@ -469,7 +469,7 @@ async def _drift_problem(
     *,
     healed: ClockSkew | None = None,
 ) -> str | None:
-    """Whether a wall clock drifts as `skew` says; as it should without the skew that was `healed`, where one was."""
+    """None if a wall clock drifts as `skew` says; otherwise the problem. `healed` is a skew that must have stopped."""
     looked_for = healed or skew
     problem = None
     for _ in range(SLEW_TRIES):
@@ -481,7 +481,7 @@ async def _drift_problem(
         beside_ppm = sum(o.rate_ppm for o in _others_on(host, in_force) if not o.affects_monotonic)
         expected_ms = seconds * (skew.rate_ppm + beside_ppm) / 1000
         seen_ms = second.offset_ms - first.offset_ms
-        # A reading cannot be more certain than the time it takes, nor a drift known better than those beside it.
+        # No reading is more certain than the time it takes, no drift is known better than the other drifts in force.
         unsure_ms = first.uncertainty_ms + second.uncertainty_ms + 0.02 * abs(beside_ppm) * seconds / 1000
         share = 0.5 if healed is not None else 0.2
         allowed_ms = share * min(abs(looked_for.rate_ppm), MIN_DRIFT_PPM if healed else math.inf) * seconds / 1000
@@ -503,14 +503,14 @@ def _is_slew(skew: ClockSkew) -> bool:
 
 
 def _watch_s(skew: ClockSkew) -> float:
-    """How long a drift has to be watched. One that is stepped right: half as long as it takes from step to step."""
+    """How long a drift has to be watched; for a stepped clock, half the time between two steps."""
     if skew.step_ms:
         return skew.step_ms * 1000 / abs(skew.rate_ppm) / 2
     return SLEW_WATCH_S if _is_slew(skew) else WATCH_S
 
 
 def _monotonic_problem(host: str, first: ClockReading, second: ClockReading, slew: ClockSkew) -> str | None:
-    """Whether a monotonic clock goes with the slewed wall clock, by half of the slew at least."""
+    """The problem if a monotonic clock follows the slewed wall clock by more than half of the slew; otherwise None."""
     true_s, seen_s = second.at_s - first.at_s, second.monotonic_s - first.monotonic_s
     allowed_s = abs(slew.rate_ppm) * true_s / 2e6 + (first.uncertainty_ms + second.uncertainty_ms) / 1000
     if abs(seen_s - true_s) <= allowed_s:
@@ -519,7 +519,7 @@ def _monotonic_problem(host: str, first: ClockReading, second: ClockReading, sle
 
 
 async def _step_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
-    """Readings must show the clock drift, and be set right at least once."""
+    """Readings must show that the clock drifts and is set right at least once."""
     pause_s = 2 * _watch_s(skew) * 2 / (STEP_READINGS - 1)
     readings = await reader.read(host, pauses_s=[pause_s] * (STEP_READINGS - 1))
     if len(readings) < STEP_READINGS:
@@ -541,7 +541,7 @@ async def _step_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | No
 
 
 async def _strobe_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
-    """Readings must show the clock in both places."""
+    """Readings must show the clock at both ends of its swing."""
     swing_ms = await _swing_ms(reader, host, skew, readings=STROBE_READINGS)
     if swing_ms is None:
         return reader.silence(host)
@@ -551,8 +551,8 @@ async def _strobe_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | 
 
 
 async def _swing_ms(reader: _Reader, host: str, skew: ClockSkew, *, readings: int) -> float | None:
-    """How far apart readings of a clock are; as soon as they are half a strobe apart, no more are taken."""
-    # Pauses of many lengths, so that they fall in with no period.
+    """The spread of readings of a clock; reading stops once they are half a strobe apart."""
+    # Pauses of several lengths, so that they do not coincide with a period.
     pauses_s = [skew.strobe_period_ms / 1000 * (0.1 + number % 7 / 7) for number in range(readings - 1)]
     found = await reader.read(host, pauses_s=pauses_s, apart_ms=abs(skew.strobe_ms) / 2)
     seen = [reading.offset_ms for reading in found]
@@ -572,4 +572,4 @@ def _in_words(skew: ClockSkew) -> str:
 
 
 CLOCK = ClockFault()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

@@ -1,10 +1,10 @@
-"""The nemesis `bit-flip`: a bit of a stored file changes while nobody looks.
+"""The nemesis `bit-flip`: a bit of a stored file changes silently.
 
-A replica is killed, one bit of one of its files is flipped, and it is started again, as after a disk has lost a bit at
-rest. What a replica should do then is its own affair: refuse to start, or do without the file. What it must not
-do is serve what it did not store, and that is for the checks to see. It has met the fault once it has read the byte,
-where reads are counted (by the shim, and not those of a mapping). Healing kills it again, puts the bit back, as from a
-copy, and starts it.
+A replica is killed, one bit of one of its files is flipped, and the replica is started again, as after bit rot on disk.
+How the replica reacts is its own affair: it may refuse to start, or do without the file. It must not serve what it did
+not store; the checkers look for that. The replica has met the fault once it has read the byte, if reads are counted
+(the shim counts them, except reads through a mapping). Healing kills the replica again, restores the bit, as from a
+backup, and starts it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from nemesis.words import plural
 __all__ = ["BIT_FLIP", "BitFlip"]
 
 MIN_PLACE, MAX_PLACE = 0.05, 0.75
-"""Where in a file, as part of its length. Not at its end: what was written last may be cut off as unfinished."""
+"""Position in a file as a fraction of its length. Not near the end: an unfinished last write may be truncated."""
 
 READ_TIMEOUT_S = 10.0
-"""For a replica that was just started to read its files: seconds on a busy machine. What it needs only
-later it may read later: that is looked for in the end."""
+"""For a replica that has just started to read its files, which takes seconds on a busy machine. A byte that it reads
+only later is looked for at the end of the fault."""
 READ_POLL_S = 0.1
 
 
 class BitFlip(FormNemesis):
-    """Flips a bit of a file of a replica that is down for a moment."""
+    """Flips a bit in a file of a replica while the replica is briefly down."""
 
     name = "bit-flip"
     description = "a bit of a stored file changes while the replica is down; healing puts it back"
@@ -53,7 +53,7 @@ class BitFlip(FormNemesis):
     }
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
-        """As for every nemesis of forms; and each form needs files of its own name, which the system declares."""
+        """As for every `FormNemesis`; each form also needs stored files of its name, which the system declares."""
         problems = super().requires(target, variant)
         if problems:
             return problems
@@ -68,7 +68,7 @@ class BitFlip(FormNemesis):
         return {"place": round(rng.uniform(MIN_PLACE, MAX_PLACE), 6), "bit": rng.randrange(8)}
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Kill the victims, flip a bit of each, start them. Raises RuntimeError when there is nothing to flip."""
+        """Kill the victims, flip a bit on each, start them. Raises RuntimeError when there is nothing to flip."""
         if injection.problem is not None:
             return
         processes, disks, value = processes_of(target), disks_of(target), injection.value
@@ -82,7 +82,7 @@ class BitFlip(FormNemesis):
         await processes.release(injection.fault_id)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """A bit of each victim was flipped, as read back from its disk."""
+        """A bit was flipped on each victim, as read back from its disk."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         flipped = disks_of(target).flipped(injection.fault_id)
@@ -96,7 +96,7 @@ class BitFlip(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Whether a replica has read a flipped byte by now."""
+        """Whether a replica has read a flipped byte so far."""
         exercised, words = await _read(target, injection)
         return Proof(
             proven=True,
@@ -106,7 +106,7 @@ class BitFlip(FormNemesis):
         )
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Kill the victims, put the bits back, start them. Idempotent."""
+        """Kill the victims, restore the bits, start them. Idempotent."""
         hosts = injection.value.get("hosts", ())
         await processes_of(target).end(injection.fault_id, hosts)
         await disks_of(target).release(injection.fault_id)
@@ -122,8 +122,8 @@ class BitFlip(FormNemesis):
 
 
 async def _read(target: Target, injection: Injection, *, timeout_s: float = 0.0) -> tuple[bool | None, str]:
-    """(True once a replica has read a flipped byte since, None where that is not known; the same in words). Where reads
-    are counted, waits for one."""
+    """(True if a replica has read a flipped byte since the flip, None if that is not known; the same as text). Waits
+    for a read if reads are counted."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while True:
@@ -136,4 +136,4 @@ async def _read(target: Target, injection: Injection, *, timeout_s: float = 0.0)
 
 
 BIT_FLIP = BitFlip()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

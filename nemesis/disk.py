@@ -1,14 +1,14 @@
-"""The nemeses `disk-stall`, `disk-slow`, `disk-full` and `disk-error`: disks that do not do their work.
+"""The nemeses `disk-stall`, `disk-slow`, `disk-full` and `disk-error`: disks that fail.
 
-Each is proved by a probe that writes, syncs and reads a file beside the replica's data, by the mechanism that the
-replica is reached by: on the victims it must meet the fault, on all other hosts it must not. The replica itself must be
-within reach, with all that it has started. What it met is counted where it makes its calls: such calls of which none
-met the fault disprove it, and a replica that made none has not exercised it. When a fault is healed, replicas that
-ended under it are started again, as an operator would do once the disk is mended.
+Each is proved by a probe that writes, syncs and reads a file beside the replica's data, through the same mechanism as
+the replica: the probe must meet the fault on the victims and on no other host. The mechanism must also reach the
+replica itself and every process that it has started. The replica's own calls are counted where they are made: if it
+made calls that the fault applies to and none met the fault, the proof fails; if it made none, it has not exercised the
+fault. Healing restarts replicas that ended under the fault, as an operator would once the disk is repaired.
 
-Some forms need a file system per host and take the kernel's own ways: `freeze`, `fill`, `shutdown`. There whatever
-looks at the file system meets the fault, a killed process stays until the thaw, and the file system is mounted again
-to heal it, for which the replica is ended and started again.
+The forms `freeze`, `fill` and `shutdown` need a file system per host and act on it in the kernel. Every access to the
+file system meets the fault, a process killed during a freeze stays until the thaw, and healing may have to end the
+replica, mount the file system again and start the replica.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from nemesis.words import plural, plural_with
 __all__ = ["DISK_ERROR", "DISK_FULL", "DISK_SLOW", "DISK_STALL", "DiskNemesis"]
 
 STALL_WATCHES_S = (1.5, 6.0)
-"""How long an operation that should not return is waited for, the probe's own start included. The first is a hundred
-times what one takes on a disk that works; where the probe has not come to the operation by then, because the machine is
-too busy to start it, it is watched once more for longer."""
+"""How long to wait for an operation that should not return, including the start of the probe. The first is a hundred
+times what the operation takes on a working disk; if the machine is too busy for the probe to reach the operation by
+then, the probe is run once more and watched for longer."""
 
 PROBE_TIMEOUT_S = 12.0
-"""How long a probe that should end may take, on a slow disk of a busy machine."""
+"""Limit for a probe that should end, on a slow disk of a busy machine."""
 
 HEAL_TIMEOUT_S = 8.0
-"""How long a disk may go on being slow after it was healed: a busy one is by itself, now and then, as slow as the mild
-fault makes every sync. One quick one shows that it is over."""
+"""How long a disk may stay slow after it was healed: on a busy disk an occasional sync is as slow as the mild fault
+makes every sync. One fast sync shows that the fault is over."""
 
 HEAL_PAUSE_S = 0.1
 
 MET_LOOKS, MET_PAUSE_S = 3, 0.1
-"""How often, and with what pause, it is looked whether a call that was made has met the fault."""
+"""Number of checks whether the replica's calls have met the fault, and the pause between them."""
 
 FILE_SYSTEM_KINDS = ("freeze", "fill", "shutdown")
-"""The kinds that are those of a whole file system, whatever else reaches the replica."""
+"""The kinds that affect a whole file system, whichever mechanism reaches the replica."""
 
 STALLS = ("stall", "stall-fsync", "freeze")
-"""The kinds under which something does not return."""
+"""The kinds under which some operation does not return."""
 
 MILD_MS, SEVERE_MS = 20, 250
-"""What each write and sync takes longer: like a busy disk, and like one that is about to fail."""
+"""Extra time for each write and sync: like a busy disk, and like one that is about to fail."""
 
 
 class DiskNemesis(FormNemesis):
-    """One kind of disk fault; `kinds` maps its forms to what is asked of the target."""
+    """One kind of disk fault; `kinds` maps its forms to the fault that the target injects."""
 
     def __init__(self, *, name: str, description: str, forms: Sequence[Form], kinds: Mapping[str, DiskFault]) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class DiskNemesis(FormNemesis):
             await disks_of(target).impair(injection.fault_id, dict.fromkeys(injection.value["hosts"], fault))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """A probe meets the fault on every victim and on nobody else, and the replicas are within its reach."""
+        """A probe meets the fault on every victim and on no other host, and the mechanism reaches the replicas."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         fault = self._fault_of(injection)
@@ -82,7 +82,7 @@ class DiskNemesis(FormNemesis):
                 return unreached
             is_stall = fault.kind in STALLS or host in also_impaired
             probe = await _probe(target, host, fault.kind if is_stall else None)
-            if host in also_impaired:  # which of the two faults a step met cannot be known
+            if host in also_impaired:  # there is no telling which of the two faults a step met
                 return f"the disk of {host} works" if _trouble(probe) is None else None
             return _not_met(fault, probe)
 
@@ -96,7 +96,7 @@ class DiskNemesis(FormNemesis):
         detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {well}{met_words if exercised else ''}"
         return Proof(
             proven=not failed,
-            # None so far: one may come yet.
+            # None so far, not False: such a call may still come.
             exercised=exercised or None,
             detail="; ".join(failed[:3]) if failed else detail,
             checked=len(found),
@@ -104,7 +104,7 @@ class DiskNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas are still within reach; what they have met of the fault by now, by their own calls."""
+        """The mechanism still reaches the replicas; how often their own calls have met the fault so far."""
         victims: Sequence[str] = injection.value["hosts"]
         unreached = await asyncio.gather(*(why_unreached(target, host, disks_of(target).reaches) for host in victims))
         failed = [problem for problem in unreached if problem is not None]
@@ -114,7 +114,7 @@ class DiskNemesis(FormNemesis):
         return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(victims), failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Mend the disks, and start replicas that ended because of them. Idempotent."""
+        """Repair the disks, and start replicas that ended because of them. Idempotent."""
         await disks_of(target).release(injection.fault_id)
         if target.processes is not None:
             await target.processes.revive(injection.value.get("hosts", ()))
@@ -138,7 +138,7 @@ class DiskNemesis(FormNemesis):
 
 
 def disks_of(target: Target) -> Disks:
-    """The target's disks. Raises ValueError where there are none to act on."""
+    """The target's disks. Raises ValueError if it has none to act on."""
     if target.disks is None:
         raise ValueError("this cluster has no disks to act on")
     return target.disks
@@ -151,8 +151,8 @@ def _impaired_by(in_force: Sequence[Injection]) -> frozenset[str]:
 async def _met(
     target: Target, injection: Injection, also_impaired: frozenset[str]
 ) -> tuple[bool | None, str, list[str]]:
-    """(whether the victims' replicas have met the fault since it began, None where that cannot be known; the same in
-    words; which replicas have made such calls and met nothing)."""
+    """(whether the victims' replicas have met the fault since it began, None if that cannot be known; the same as text;
+    a problem for each replica that made calls the fault applies to without meeting it)."""
     unmet: dict[str, str] = {}
     for attempt in range(MET_LOOKS):
         await asyncio.sleep(MET_PAUSE_S if attempt else 0.0)  # a call is counted before it meets anything
@@ -175,7 +175,7 @@ async def _met(
 
 
 async def _probe(target: Target, host: str, stall: str | None) -> DiskProbe:
-    """What a probe meets, under a stall of some kind one that has come to what should not return."""
+    """What a probe meets. Under a stall of some kind, a probe that has reached the operation that should not return."""
     if stall is None:
         return await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S)
     for timeout_s in STALL_WATCHES_S:
@@ -186,8 +186,8 @@ async def _probe(target: Target, host: str, stall: str | None) -> DiskProbe:
 
 
 async def _works(target: Target, host: str, *, timeout_s: float = 0.0, slow_ms: int = 0) -> str | None:
-    """None when a probe of the disk goes through, its sync in less than `slow_ms` milliseconds where that is above 0;
-    otherwise what the last one met that was begun within `timeout_s` seconds."""
+    """None when a probe of the disk succeeds, with a sync of less than `slow_ms` milliseconds if that is above 0;
+    otherwise the problem of the last probe, begun when `timeout_s` seconds had passed."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while True:
@@ -210,7 +210,7 @@ def _trouble(probe: DiskProbe) -> str | None:
 
 
 def _not_met(fault: DiskFault, probe: DiskProbe) -> str | None:
-    """None when the probe met the fault as it should; otherwise what it saw in its place."""
+    """None when the probe met the fault as it should; otherwise what it saw instead."""
     expected: dict[str, tuple[DiskStep, str]] = {
         "stall-fsync": (probe.sync, "no answer"),
         "stall": (probe.write, "no answer"),

@@ -1,10 +1,10 @@
-"""Carries out a schedule on a target and writes down what happened.
+"""Carries out a schedule on a target and records what happened.
 
 For every fault the history gets four events of process "nemesis": an `invoke` before and an `info` after the
-injection, and the same for the healing. Both `info` events carry the proof, and those of the healing also what was
-`met` while the fault lasted, where the nemesis can say (`ProvesToTheEnd`). Whatever goes wrong with
-a fault becomes a proof that failed, never an exception out of the driver; and every fault that may be in
-force is healed, also when the driver is cancelled or the injection broke half-way.
+injection, and the same for the healing. Both `info` events carry the proof, and those of the healing also what
+was `met` while the fault lasted, if the nemesis can tell (`ProvesToTheEnd`). Whatever goes wrong with a fault
+becomes a failed proof, never an exception out of the driver; and every fault that may be in force is healed,
+even when the driver is cancelled or an injection failed half-way.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Record = Callable[[dict[str, Any]], None]
 """Takes one history event (process, type, f, value); index and time are the recorder's to add."""
 
 PLAN_TIMEOUT_S = 1.0
-"""How long a plan may take before healings go ahead of it; where somebody leads it takes milliseconds."""
+"""How long a plan may take before due healings go ahead of it; with a leader, planning takes milliseconds."""
 
 STEP_TIMEOUT_S = 30.0
-"""How long one step of one fault may take. Longer than any step's own deadline, so it ends only hung ones."""
+"""How long one step of one fault may take. Longer than any step's own deadline, so it ends only hung steps."""
 
 CANCEL_GRACE_S = 5.0
-"""How long a step that was cancelled may take to end: a nemesis of the operator's own may swallow that."""
+"""How long a cancelled step may take to end: a user's own nemesis may swallow the cancellation."""
 
 _T = TypeVar("_T")
 
@@ -59,11 +59,11 @@ async def run_schedule(
 
     `nemeses` has every nemesis of the schedule by name; `rng` is used once, for a key from which the
     randomness of each fault is derived. `clock` gives the seconds since the schedule's zero (default: since
-    this call, by the running loop). Events that are late, because a proof took long or a leader was
-    waited for, follow as soon as they can. What a nemesis only asks for (`is_request`) goes on beside later
-    events, which may be what it waits for. Faults that the schedule never heals are healed at its end.
+    this call, by the running loop). Late events, after a long proof or a wait for a leader, follow as soon as
+    possible. An operator's request (`is_request`) runs concurrently with later events, because it may wait for
+    one of them. Faults that the schedule never heals are healed at its end.
 
-    When cancelled, it finishes the step it is at, heals what is in force, records all that, and then raises
+    When cancelled, it finishes the current step, heals what is in force, records all that, and then raises
     CancelledError. Raises KeyError, before anything is injected, for a nemesis that is not in `nemeses`; and,
     once everything is healed, what `record` raised.
     """
@@ -108,16 +108,16 @@ class _Driver:
         self._not_recorded: Exception | None = None
         self._in_force: dict[str, Injection] = {}
         self._beside: dict[str, list[Injection]] = {}
-        """fault -> the others that have been in force with it, be they over by now"""
+        """fault -> the others that have been in force with it, including those that are over by now"""
         self._met: dict[str, Proof | None] = {}
-        """fault -> what was seen of it right before it was first healed; a healing that is tried again finds less"""
+        """fault -> what had met it right before its first healing; a repeated healing would find less"""
         self._occurrences: dict[tuple[str, str], str | None] = {}
-        """(fault, action) -> the occurrence that it waited for, None when there was none."""
+        """(fault, action) -> the occurrence of the trigger that it waited for, None when there was none."""
         self._asking: dict[str, asyncio.Task[None]] = {}
-        """fault -> what goes on beside the schedule, in the order in which it began"""
+        """fault -> the request that runs beside the schedule, in order of their start"""
 
     async def carry_out(self, event: FaultEvent, step: Coroutine[Any, Any, None]) -> None:
-        """Take a step, to its end; or begin it, after the one before of the same fault, where it is only asked for."""
+        """Run a step to its end. A step of a request only starts, after the previous step of the same fault."""
         nemesis = self._nemeses[event.nemesis]
         if not isinstance(nemesis, MakesRequest) or not nemesis.is_request:
             await step
@@ -143,8 +143,8 @@ class _Driver:
         self._occurrences[event.fault_id, event.action] = None if occurrence is None else str(occurrence)
 
     async def plan_beside(self, event: FaultEvent, events: deque[FaultEvent], now_s: Callable[[], float]) -> Injection:
-        """Decide who is hit. Where that takes long, because a leader is waited for, faults whose time to be healed
-        comes meanwhile are healed, and taken off `events`: one of them may be what keeps everybody from leading."""
+        """Decide who is hit. If that takes long, because there is no leader yet, faults that become due for healing
+        meanwhile are healed and removed from `events`: one of them may be what prevents an election."""
         plan = asyncio.ensure_future(self.plan(event))
         try:
             await asyncio.wait((plan,), timeout=PLAN_TIMEOUT_S)
@@ -159,7 +159,7 @@ class _Driver:
             plan.cancel()
 
     async def plan(self, event: FaultEvent) -> Injection:
-        """Who is hit. A plan that fails becomes an injection with that problem."""
+        """Decide who is hit. A plan that fails becomes an injection with that problem."""
         planned = await _attempt(
             self._nemeses[event.nemesis].plan(
                 self._target,
@@ -179,10 +179,10 @@ class _Driver:
         )
 
     async def inject(self, injection: Injection) -> None:
-        """Put one fault in force and prove it. A fault that cannot be injected only leaves its record."""
+        """Inject one fault and prove it. A fault that cannot be injected is only recorded."""
         nemesis = self._nemeses[injection.nemesis]
         self._note("invoke", INJECT, injection)
-        self._in_force[injection.fault_id] = injection  # first, because it may break half-way
+        self._in_force[injection.fault_id] = injection  # first, because the injection may fail half-way
         self._beside[injection.fault_id] = list(self._others(injection.fault_id))
         for other in self._beside[injection.fault_id]:
             self._beside[other.fault_id].append(injection)
@@ -203,8 +203,8 @@ class _Driver:
         self._note("info", INJECT, injection, proof)
 
     async def heal(self, fault_id: str) -> None:
-        """Heal one fault and prove it; nothing to do when it is not in force. A fault whose healing fails
-        stays in force, as far as anybody knows, and gets another try at the end."""
+        """Heal one fault and prove it; does nothing when it is not in force. A fault whose healing fails is
+        assumed to be still in force, and healing is tried again at the end."""
         injection = self._in_force.get(fault_id)
         if injection is None:
             return
@@ -222,7 +222,7 @@ class _Driver:
         self._note("info", HEAL, injection, proof)
 
     async def _look_what_was_met(self, nemesis: Nemesis, injection: Injection) -> None:
-        """Once for each fault that was proven, right before it is healed."""
+        """Ask the nemesis what has met the fault: once for each proven fault, right before it is healed."""
         if injection.fault_id in self._met or not isinstance(nemesis, ProvesToTheEnd):
             return
         others = self._others(injection.fault_id)
@@ -231,8 +231,8 @@ class _Driver:
         self._met[injection.fault_id] = _proof_of(seen)
 
     async def heal_all(self) -> None:
-        """Heal everything in force, the newest fault first; what is only asked for comes last, since it may wait for
-        the others to be gone."""
+        """Heal everything in force, the newest fault first; requests come last, since they may be waiting for the other
+        faults to be healed."""
         for fault_id in reversed(list(self._in_force)):
             if fault_id not in self._asking:
                 await self.heal(fault_id)
@@ -241,7 +241,7 @@ class _Driver:
             await self.heal(fault_id)
 
     def raise_if_not_recorded(self) -> None:
-        """Raise what the recorder raised. Kept back until now, because healing comes before complaining."""
+        """Raise what the recorder raised; deferred until here, because healing comes first."""
         if self._not_recorded is not None:
             raise self._not_recorded
 
@@ -267,8 +267,8 @@ class _Driver:
 
 
 def _next_healing(events: Iterable[FaultEvent], waiting: str) -> FaultEvent | None:
-    """The next healing of a fault that is in force, other than the `waiting` one. What is to begin before it is late
-    anyhow, and so is its own healing."""
+    """The next healing of a fault in force, other than the `waiting` one. Injections scheduled before it are late
+    anyway, and so are their healings."""
     not_begun = {waiting}
     for event in events:
         if event.action == INJECT:
@@ -283,12 +283,12 @@ class _Failure(str):
 
 
 async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T | _Failure:
-    """The result of a step, or why it has none. Only the driver's own cancellation gets through, and Ctrl-C."""
+    """The result of a step, or why it failed. Only the driver's own cancellation and Ctrl-C are raised."""
     running = _Running(_answer_of(step))
     late = f"took longer than {timeout_s:g} s"
     try:
         result = await asyncio.wait_for(running, timeout_s)
-    except TimeoutError as error:  # ours has no words, one of the step's own may
+    except TimeoutError as error:  # ours has no message, one of the step's own may have one
         went_on = f", and {CANCEL_GRACE_S:g} s more though it was cancelled" if running.was_closed else ""
         return _Failure(f"{str(error) or late}{went_on}")
     except Exception as error:
@@ -301,20 +301,20 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
 
 
 def _is_asked_to_end() -> bool:
-    """Whether somebody has cancelled this task, and has not taken that back, as a time does that a step has set itself.
-    A CancelledError alone does not say so: it also comes of a task that a step has cancelled, and waits for."""
+    """Whether this task has been cancelled and not uncancelled since, as a step's own `asyncio.timeout` does.
+    A CancelledError alone does not tell: it also comes from a task that a step has cancelled and awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class _Running(Generic[_T]):
-    """A step that is awaited as it is, but closed where it goes on for longer than `CANCEL_GRACE_S` once it was
-    cancelled. In the task of whoever awaits it: one of its own would take more turns of a simulated loop."""
+    """Awaits a step, but closes it if it runs for longer than `CANCEL_GRACE_S` after it was cancelled. It runs in the
+    task of its awaiter: a task of its own would take more turns of a simulated loop."""
 
     def __init__(self, step: Coroutine[Any, Any, _T]) -> None:
         self._step = step
         self.was_cancelled = False
-        """Whether it has come to its end all the same."""
+        """The step returned a result although it had been cancelled."""
         self.was_closed = False
 
     def __await__(self) -> Generator[Any, Any, _T]:
@@ -347,7 +347,7 @@ class _Running(Generic[_T]):
         assert task is not None
 
         def close() -> None:
-            if task.cancelling():  # else it was a time that the step has set itself, and is over
+            if task.cancelling():  # otherwise it was a timeout of the step's own, which is over
                 self.was_closed = True
                 task.cancel()
 
@@ -357,13 +357,13 @@ class _Running(Generic[_T]):
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()  # that was ours
-        with contextlib.suppress(Exception):  # what it says to that, be it that it goes on, helps nobody
+        with contextlib.suppress(Exception):  # errors of a step that resists closing are of no use
             self._step.close()
 
 
 async def _answer_of(step: Awaitable[_T]) -> _T | _Failure:
-    """Await a step. One that raises of its own accord what is no Exception has failed as well: sys.exit would end the
-    harness with a status that is a verdict, and CancelledError, of a task of its own, all faults that are to come."""
+    """Await a step. A step that itself raises a BaseException has failed as well: sys.exit would end the harness with
+    an exit status that stands for a verdict, and CancelledError, of a task of the step's own, all later faults."""
     task = asyncio.current_task()
     asked = 0 if task is None else task.cancelling()
     try:
@@ -383,7 +383,7 @@ def _proof_of(outcome: Proof | _Failure) -> Proof:
 
 
 async def _to_the_end(work: Awaitable[None]) -> None:
-    """Await `work` to its end even when this task is cancelled meanwhile; the cancellation follows then.
+    """Await `work` to its end even when this task is cancelled meanwhile; then raise the cancellation.
 
     Every step of the work has a deadline, so this ends.
     """

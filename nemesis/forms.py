@@ -1,7 +1,7 @@
-"""Nemeses that come in forms and hit hosts by role: what they have in common.
+"""What nemeses have in common that come in forms and hit hosts by role.
 
-A variant of such a nemesis is `FORM@TARGET`: how it hurts and whom (see nemesis.victims), as in
-`sigkill@leader` or `fsync@n1+n2`. Each form has targets that a run cycles through by itself; any other target
+A variant of such a nemesis is `FORM@TARGET`: what it does and to whom (see nemesis.victims), as in
+`sigkill@leader` or `fsync@n1+n2`. Each form has targets that a run cycles through by default; any other target
 can be asked for by name. On the command line a part may be left out: `kill=sigkill` cycles through the form's
 own targets, `kill=@leader` through all forms at the leader.
 """
@@ -35,7 +35,7 @@ SEPARATOR = "@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One way in which a nemesis hurts. `needs` are (interface, ability) pairs of nemesis.target.ABILITIES;
+    """One kind of fault of a nemesis. `needs` are (interface, ability) pairs of nemesis.target.ABILITIES;
     `targets` are those that a run cycles through when none is asked for."""
 
     name: str
@@ -51,7 +51,7 @@ class HasForms(Protocol):
     """A nemesis whose variants are each a form and a target."""
 
     forms: Mapping[str, Form]
-    """By name, those included that a run does not cycle through."""
+    """By name, including those that a run does not cycle through."""
 
 
 def split_variant(variant: str) -> tuple[str, str]:
@@ -61,13 +61,13 @@ def split_variant(variant: str) -> tuple[str, str]:
 
 
 class FormNemesis:
-    """What a nemesis of forms can say of itself without doing anything; subclasses add the doing."""
+    """The variants, requirements and plans of a nemesis with forms; subclasses inject, prove and heal."""
 
     name: str
     description: str
     forms: Mapping[str, Form]
     keeps_from: frozenset[Activity] = frozenset()
-    """See Injection."""
+    """As `Injection.keeps_from`."""
 
     @property
     def variants(self) -> Sequence[str]:
@@ -76,7 +76,7 @@ class FormNemesis:
         return tuple(f"{form.name}{SEPARATOR}{word}" for form in cycled for word in form.targets)
 
     def variant_problem(self, variant: str) -> str | None:
-        """Why there is no such variant, as one line; None when there is, whether or not a run cycles through it."""
+        """Why there is no such variant, as one line; None if it exists, whether or not a run cycles through it."""
         form, word = split_variant(variant)
         if form not in self.forms:
             return f"{self.name} has no form {form!r}; it has: {', '.join(self.forms)}"
@@ -85,7 +85,7 @@ class FormNemesis:
         return target_problem(word)
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
-        """What the forms need and `target` lacks; for one variant also whether its target can be had."""
+        """What the forms need and `target` lacks; for a single variant also why its target does not exist there."""
         if variant is None:
             per_form = [self._missing(target, form) for form in self.forms.values()]
             if any(not missing for missing in per_form):
@@ -100,7 +100,7 @@ class FormNemesis:
         return problems if unfit is None else [*problems, f"{self.name}: {unfit}"]
 
     def needs_leader(self, variant: str) -> bool:
-        """Whether a variant strikes the leader, or everybody else."""
+        """Whether a variant's target depends on who leads: the leader, or all followers."""
         return split_variant(variant)[1] in NEEDS_LEADER
 
     def needs(self, variant: str) -> frozenset[tuple[str, str]]:
@@ -112,7 +112,7 @@ class FormNemesis:
         return [f"{self.name}: {reason}" for reason in reasons if reason is not None]
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose the hosts; a leader is waited for. Raises ValueError for a variant that cannot be had."""
+        """Choose the hosts, waiting for a leader if needed. Raises ValueError for a variant that does not exist."""
         problem = self.variant_problem(variant)
         if problem is not None:
             raise ValueError(problem)
@@ -143,7 +143,7 @@ class FormNemesis:
         return {}
 
     async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
-        """What the proof will be compared with, looked at before anything is done; JSON data."""
+        """The state before the injection, for the proof to compare with; JSON data."""
         return {}
 
     def _form_of(self, injection: Injection) -> str:
@@ -151,7 +151,7 @@ class FormNemesis:
 
 
 class VariantNames(Collection[str]):
-    """The variants of a nemesis as a schedule sees them: lists those a run cycles through, contains all."""
+    """The variants of a nemesis as a schedule sees them: iterates over those a run cycles through, contains all."""
 
     def __init__(self, nemesis: Nemesis) -> None:
         self._nemesis = nemesis
@@ -167,9 +167,9 @@ class VariantNames(Collection[str]):
 
 
 def expand_variant(nemesis: Nemesis, asked: str | None) -> list[str]:
-    """The variants that a choice on the command line stands for; see the module's text.
+    """The variants that a choice on the command line stands for; see the module's docstring.
 
-    Raises ValueError with one line that says what is wrong with it.
+    Raises ValueError with one line that says what is wrong with the choice.
     """
     if asked is None:
         return list(nemesis.variants)
@@ -197,12 +197,12 @@ def needs_of(nemesis: Nemesis, variants: Collection[str]) -> frozenset[tuple[str
 
 
 def is_of_all(nemesis: Nemesis) -> bool:
-    """Whether a run with every nemesis has this one."""
+    """Whether `--nemesis all` includes this one."""
     return nemesis.is_of_all if isinstance(nemesis, AskedForByName) else True
 
 
 def hosts_of(injections: Collection[Injection]) -> frozenset[str]:
-    """The hosts that faults say they hit."""
+    """The hosts that faults report as hit."""
     return frozenset(host for injection in injections for host in injection.value.get("hosts", ()))
 
 

@@ -1,9 +1,9 @@
-"""What each fault keeps the hosts that it hits from doing, in one table.
+"""A table of what each fault prevents its victims from doing.
 
-Whoever proves a fault, or draws a schedule, has to know what other faults leave of a host: one that is down cannot
-be asked for its clock, on a full disk a replica rightly refuses to start, and so on. A fault that is not in the table
-(slow links, what an operator asks for) keeps a host from nothing in this list. What a nemesis of another package keeps
-hosts from, its injections say themselves (`Injection.keeps_from`).
+Proofs and schedule generators have to know what a host under other faults can still do: a host that is down cannot
+be asked for its clock, a replica rightly refuses to start on a full disk, and so on. A fault that is not in the table
+(slow links, an operator's request) prevents none of these activities. For nemeses of other packages, the injections
+themselves carry this information (`Injection.keeps_from`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
     "kill": frozenset({Activity.RUN, Activity.ANSWER}),
     "pause": frozenset({Activity.RUN, Activity.ANSWER}),
     "power": frozenset({Activity.RUN, Activity.ANSWER}),
-    # Its replica is started again, and may refuse to serve what the flipped bit damaged.
+    # The replica is restarted and may refuse to serve what the flipped bit damaged.
     "bit-flip": frozenset({Activity.RUN, Activity.ANSWER}),
-    # Its replica runs, and stands still with the first write that waits: silent and not down.
+    # The replica runs but hangs at its first stalled write: silent, not down.
     "disk-stall": frozenset({Activity.ANSWER, Activity.USE_DISK}),
     "disk-slow": frozenset({Activity.USE_DISK}),
     "disk-full": frozenset({Activity.USE_DISK, Activity.START}),
     "disk-error": frozenset({Activity.USE_DISK, Activity.START}),
-    # Slow enough to be silent for long, and killed for want of memory; a start needs all that is limited.
+    # Slow enough to be silent for long, or killed for lack of memory; a start needs every limited resource.
     "resources": frozenset({Activity.RUN, Activity.ANSWER, Activity.START, Activity.USE_DISK}),
     "clock": frozenset({Activity.TELL_TIME}),
-    # Many systems end at once when they are started and cannot find the others.
+    # Many systems exit at once if they cannot find the other replicas when started.
     "name-service": frozenset({Activity.START}),
     "partition": frozenset({Activity.BE_REACHED}),
 }
@@ -38,7 +38,7 @@ IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
 
 
 def faults_that_impair(*activities: Activity) -> frozenset[str]:
-    """The nemeses whose faults may keep a host from any of these."""
+    """The nemeses whose faults may keep a host from any of these activities."""
     return frozenset(nemesis for nemesis, lost in IMPAIRMENTS.items() if not lost.isdisjoint(activities))
 
 

@@ -1,8 +1,8 @@
-"""The nemesis `transfer`: an operator has the leader give its lead to another replica.
+"""The nemesis `transfer`: an operator asks the leader to transfer leadership to another replica.
 
-It is no fault. What it may break is what every change of leaders may: messages that were under way, reads that a
-former leader still answers, a successor that lacks something. The replicas that may take over are asked in an order
-that the seed decides; one that cannot at the moment is passed over.
+It is not a fault. It may break what every change of leader may break: messages in flight, reads that a former leader
+still answers, a successor that lacks entries. The candidates are tried in an order decided by the seed; one that
+cannot take over at the moment is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TRANSFER", "Transfer"]
 
 
 class Transfer(FormNemesis):
-    """Has the lead transferred."""
+    """Requests leadership transfers."""
 
     name = "transfer"
     description = "an operator has the lead given to another replica"
@@ -36,7 +36,7 @@ class Transfer(FormNemesis):
     }
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose who may take over, in which order, and remember the present term."""
+        """Choose the candidates and their order, and note the current term."""
         chosen = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         candidates = list(chosen.value["hosts"])
         rng.shuffle(candidates)
@@ -55,7 +55,7 @@ class Transfer(FormNemesis):
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Ask the leader, for one candidate after the other, until one of them leads. Raises RuntimeError."""
+        """Request a transfer to one candidate after the other until one of them leads. Raises RuntimeError."""
         if injection.problem is not None:
             return
         operator, turns = operator_of(target), list(injection.value["candidates"])
@@ -67,7 +67,7 @@ class Transfer(FormNemesis):
         await insist(ask)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """A candidate has said that it leads, in a later term than the one before."""
+        """A candidate has reported that it leads, in a later term than the previous leader."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         value = injection.value
@@ -81,10 +81,10 @@ class Transfer(FormNemesis):
         return Proof(proven=is_right, exercised=is_right or None, detail=detail, checked=1, failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Nothing: a lead is not given back."""
+        """Does nothing: leadership is not given back."""
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Somebody leads and takes writes, unless other faults are in force, which may keep everybody from it."""
+        """A leader accepts writes. Not checked while other faults are in force, which may prevent that."""
         if in_force:
             return Proof(proven=True, detail="nothing to heal")
         view = await find_view(target, lambda view: view.takes_writes)
@@ -94,4 +94,4 @@ class Transfer(FormNemesis):
 
 
 TRANSFER = Transfer()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

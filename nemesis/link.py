@@ -1,10 +1,10 @@
 """The nemesis `link`: links between hosts that are late, lossy, doubled, out of order, narrow or damage packets.
 
-The links are those between a victim and every other replica host, in both directions or in one. What is proved is what
-probe packets of the harness meet on them, while on all other links they meet nothing of the kind. Client traffic is
-not touched. Where the network counts what the system sends (CountsTraffic), the fault was exercised if something of
-that went over the bad links after the proof; packets that are damaged, if the receivers' kernels have refused some of
-the system's since then (CountsRefusals).
+The links are those between a victim and every other replica host, in both directions or in one. The proof sends the
+harness's own probe packets: they must meet the fault on these links and not on any other link. Client traffic is not
+affected. If the network counts what the system sends (CountsTraffic), the fault was exercised if any of that traffic
+crossed the bad links after the proof; the form `corrupt`, if the receivers' kernels have refused some of the system's
+packets since then (CountsRefusals).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ PROBE_COUNT = 100
 PROBE_BYTES = 64
 BURST_COUNT = 50
 BURST_BYTES = 1000
-"""Packets that are sent back to back: 50 kB take half a second at the highest rate, and next to nothing without one.
-They also show what overtakes whom, which packets with pauses between them do not when the pauses are long."""
+"""Packets sent back to back: 50 kB take half a second at the highest rate limit and almost no time without one.
+Bursts also show reordering, which packets with long pauses between them do not."""
 
 BURST_KINDS = ("rate", "reorder")
 
 QUEUED_SHARE = 0.05
-"""Of the time that a burst needs at a rate: what half of its packets wait at least, half of it when they are sent at
-once, and less the slower they are. 16 ms and more, which no packet of a link without a rate waits."""
+"""Least median delay that proves a rate limit, as a fraction of the time the burst needs at that rate. The median is
+half of that time if all packets are sent at once. 26 ms or more for a full burst: healthy links never delay so much."""
 
 WAIT_S = 1.5
-"""For the last probe packet, beyond the longest delay."""
+"""How long to wait for the last probe packet, beyond the longest delay."""
 
 MIN_DELAY_MS, MAX_DELAY_MS = 60.0, 160.0
-"""A delay that no busy machine has by itself, up to one between continents."""
+"""From a delay that even a busy machine never shows without a fault to one between continents."""
 
 HEAL_DEADLINE_S = 8.0
 
 CORRUPT_BYTES = 400
-"""Packets that are to be damaged: long enough for nearly every flipped bit to be in what a probe can look at."""
+"""Size of packets to be damaged: large enough that nearly every flipped bit is in the part that a probe can read."""
 
 SEEN_SHARE = 0.8
-"""Of damaged probe packets, how many arrive to be seen: those with a bit flipped in a header come to nobody. A header
-of 42 bytes is 10 % of the packet."""
+"""Lower bound on the fraction of damaged probe packets that arrive: those with a bit flipped in a header, 42 bytes or
+10 % of the packet, are dropped."""
 
 _HEALTHY = LinkShape()
 
@@ -60,7 +60,7 @@ Check = Callable[[LinkMeasure, LinkShape, LinkShape], str | None]
 
 
 class LinkNemesis(FormNemesis):
-    """Shapes links. See the module's text."""
+    """Shapes links. See the module's docstring."""
 
     name = "link"
     description = "makes links between hosts late, lossy, doubled, out of order or narrow, or flip bits of packets"
@@ -98,8 +98,8 @@ class LinkNemesis(FormNemesis):
             await _links(target).shape(injection.fault_id, dict.fromkeys(_links_of(injection), shape))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Probe packets meet the fault on its links and not on the others, and nothing of the system's gets around
-        them. Links that other faults cut are left out."""
+        """Probe packets meet the fault on its links and on no others, and none of the system's traffic bypasses these
+        links. Links that other faults cut are left out."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         shaped = sorted(set(_links_of(injection)) - _cut(in_force))
@@ -136,8 +136,8 @@ class LinkNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """How much of the system's own went over the bad links since the proof, or was refused as damaged. Nothing gets
-        around them still."""
+        """How much of the system's traffic has crossed the bad links since the proof, or was refused as damaged; still
+        nothing bypasses these links."""
         if "refused" in injection.evidence:
             return await _prove_refused(target, injection)
         links = [Link(*name.split("->")) for name in injection.evidence.get("carried_bytes", ())]
@@ -157,7 +157,7 @@ class LinkNemesis(FormNemesis):
         await _links(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Probe packets meet nothing of the fault on its links any more, except where another fault does the same."""
+        """Probe packets no longer meet the fault on its links. Links that other faults cut or shape are left out."""
         if injection.problem is not None:
             return Proof(proven=True, detail="nothing was shaped")
         mended = sorted(set(_links_of(injection)) - _cut(in_force) - _shaped(in_force))
@@ -191,7 +191,7 @@ async def _prove_refused(target: Target, injection: Injection) -> Proof:
 
 
 async def _refused(target: Target, links: Collection[Link]) -> dict[str, int] | None:
-    """What the kernels at the ends of links have refused so far; None where nobody counts that."""
+    """Segments refused so far by the kernels at the receiving ends of links; None if they are not counted."""
     return await _refused_by(target, sorted({link.destination for link in links}))
 
 
@@ -200,12 +200,12 @@ async def _refused_by(target: Target, hosts: Sequence[str]) -> dict[str, int] | 
 
 
 async def _bypasses(target: Target, links: Collection[Link]) -> list[str]:
-    """How the system gets around these links, where what shapes them leaves it a way."""
+    """How the system bypasses these links, if the mechanism that shapes them allows for it."""
     return list(await target.links.bypasses(sorted(links))) if isinstance(target.links, FindsBypasses) else []
 
 
 async def _carried(target: Target, links: Collection[Link]) -> dict[str, int] | None:
-    """Bytes that the system has sent over each link so far, by its name; None where nobody counts them."""
+    """Link name -> bytes that the system has sent over the link so far; None if the network does not count them."""
     network = target.network
     if not isinstance(network, CountsTraffic):
         return None
@@ -214,7 +214,7 @@ async def _carried(target: Target, links: Collection[Link]) -> dict[str, int] | 
 
 
 def _shape(form: str, rng: random.Random) -> dict[str, float]:
-    """What the links become, as the history has it."""
+    """The shape of the links, as recorded in the history."""
     kind = _kind(form)
     if kind == "delay":
         delay_ms = round(rng.uniform(MIN_DELAY_MS, MAX_DELAY_MS), 1)
@@ -234,7 +234,7 @@ def _kind(form: str) -> str:
     return form.removesuffix("-in").removesuffix("-out")
 
 
-# What tells a link with the fault from one without: None when the measure shows the fault. `beside` is what other
+# Checks that a measure shows the fault: None if it does, otherwise what it shows instead. `beside` is what other
 # faults do to the same link at that time.
 
 
@@ -243,7 +243,7 @@ def _is_late(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str |
         return "nothing arrived"
     count = len(measure.delays_ms)
     late = sum(delay_ms >= shape.delay_ms - shape.jitter_ms for delay_ms in measure.delays_ms)
-    # Packets that overtake others, because of another fault, go ahead of this delay too.
+    # Packets that overtake others because of another fault are not held up by this delay either.
     if late >= min(count / 2, _least(count, 100 - beside.reorder_percent)):
         return None
     return f"{statistics.median(measure.delays_ms):.1f} ms late"
@@ -262,7 +262,7 @@ def _is_doubled(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> st
 
 
 def _is_disordered(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
-    # A packet that overtakes shows as one or more that come after it, so this is far below what is expected.
+    # One overtaking packet shows as one or more packets out of order, so this is far below the expected number.
     least = max(1.0, measure.received * shape.reorder_percent / 100 / 10)
     return None if measure.out_of_order >= least else f"{measure.out_of_order} of {measure.received} out of order"
 
@@ -275,8 +275,8 @@ def _is_damaged(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> st
 
 
 def _is_narrow(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
-    # What the nodes send takes its share of the rate; it can only make the probe slower. A full buffer drops the rest.
-    # Packets must have waited for each other, too: a slow machine takes as long to send them in the first place.
+    # The nodes' own traffic uses part of the rate; it can only make the probe slower. A full buffer drops the rest.
+    # Packets must also have queued behind each other: a slow machine may take as long just to send them.
     needed_s = measure.received * BURST_BYTES / shape.rate_bytes_per_s
     median_ms = statistics.median(measure.delays_ms) if measure.delays_ms else 0.0
     if measure.received and measure.seconds >= 0.5 * needed_s and median_ms >= 1000 * QUEUED_SHARE * needed_s:
@@ -295,8 +295,8 @@ _EFFECTS: Mapping[str, Check] = {
 
 
 def _shows(measure: LinkMeasure, form: str, shape: LinkShape) -> bool:
-    """Whether a link that should be well shows the fault. Of fifty packets on such a link one or two may be late by
-    themselves, once in some thousands of measures; so being out of order counts from further up than as a proof."""
+    """Whether a link that should be healthy shows the fault. Once in some thousands of measures, one or two of fifty
+    packets on a healthy link are late; the threshold for reordering is therefore higher here than in a proof."""
     if _kind(form) == "reorder":
         return measure.out_of_order >= max(1.0, measure.received * shape.reorder_percent / 100 / 4)
     if _kind(form) == "corrupt":
@@ -305,7 +305,8 @@ def _shows(measure: LinkMeasure, form: str, shape: LinkShape) -> bool:
 
 
 def _least(count: int, percent: float) -> float:
-    """The fewest of `count` that `percent` hits in all but one case in a million (five deviations), at least 1."""
+    """The number of `count` packets that a fault of `percent` hits at least, in all but one case in a million (five
+    standard deviations); at least 1."""
     share = percent / 100
     return max(1.0, count * share - 5 * math.sqrt(count * share * (1 - share)))
 
@@ -347,7 +348,7 @@ def _links_of(injection: Injection) -> list[Link]:
 
 
 def _beside(link: Link, in_force: Sequence[Injection]) -> LinkShape:
-    """What other faults make of a link, together."""
+    """The combined shape that other faults give a link."""
     shape = LinkShape()
     for fault in in_force:
         if "shape" in fault.value and link in _links_of(fault):
@@ -374,4 +375,4 @@ def _name(link: Link) -> str:
 
 
 LINK = LinkNemesis()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

@@ -1,9 +1,9 @@
-"""The nemesis `members`: an operator takes a replica out of its group, and later lets it in again.
+"""The nemesis `members`: an operator removes a replica from its group and adds it again later.
 
-The replica itself goes on running, as a member of nothing, or ends by itself, as etcd's does: it must neither lead nor
-disturb the others, and what it says does not count. Where it led, it has to see its own removal through and then step
-down. When the fault is healed it is let in again, with whatever it has, or with nothing where the system wants it so,
-and must become equal to the others.
+The removed replica keeps running without belonging to a group, or exits on its own, as etcd's does. It must neither
+lead nor disturb the others, and what it reports does not count. A leader has to commit its own removal and then step
+down. Healing adds the replica again, with the data that it has, or with none if the system requires that; it must
+catch up with the others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from nemesis.target import ReplicaView, Target
 __all__ = ["MEMBERS", "Members"]
 
 LEAST_MEMBERS = 3
-"""What is left of two is a group of one, which replicates nothing."""
+"""Removing one of two members would leave a group of one, which replicates nothing."""
 
 
 class Members(FormNemesis):
-    """Takes one replica out of the group at a time."""
+    """Removes one replica from the group at a time."""
 
     name = "members"
     description = "an operator takes a replica out of its group and lets it in again"
@@ -38,7 +38,7 @@ class Members(FormNemesis):
     }
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
-        """As every nemesis with forms, and a member that can be spared."""
+        """As for every `FormNemesis`, and a member that the group can spare."""
         problems = super().requires(target, variant)
         if len(target.hosts) < LEAST_MEMBERS:
             problems.append(f"{self.name}: a group of {len(target.hosts)} needs all of its members")
@@ -52,13 +52,13 @@ class Members(FormNemesis):
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=chosen.problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Ask the leader to remove the victim, again and again while that is refused. Raises RuntimeError."""
+        """Ask the leader to remove the victim, retrying while that is refused. Raises RuntimeError."""
         if injection.problem is None:
             operator, [victim] = operator_of(target), injection.value["hosts"]
             await insist(lambda: operator.remove(injection.fault_id, victim))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """A leader names the members of its group, as committed, and the victim is not among them."""
+        """The committed members that a leader reports do not include the victim."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         [victim] = injection.value["hosts"]
@@ -69,12 +69,12 @@ class Members(FormNemesis):
         return Proof(proven=True, exercised=True, detail=f"{view.host} leads {_list(view.members)}", checked=1)
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Ask the leader to let the victim in again, until it does. Idempotent. Raises RuntimeError."""
+        """Ask the leader to add the victim again, retrying until it does. Idempotent. Raises RuntimeError."""
         operator = operator_of(target)
         await insist(lambda: operator.let_in(injection.fault_id))
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """A leader names the victim among the committed members, and so does the victim, unless another fault has hit
+        """A leader reports the victim among the committed members. So does the victim, unless another fault has hit
         it."""
         if injection.problem is not None:
             return Proof(proven=True, detail="nothing was changed")
@@ -92,12 +92,12 @@ class Members(FormNemesis):
 
 
 async def _committed_view(target: Target, is_it: Callable[[ReplicaView], bool]) -> ReplicaView | None:
-    """A leader that says what is waited for, of members that are committed."""
+    """The view of a leader whose member list is committed and meets the condition; None if none does in time."""
     return await find_view(target, lambda view: view.leads and view.members_committed and is_it(view))
 
 
 def _is_cut(host: str, in_force: Collection[Injection]) -> bool:
-    """Whether another fault keeps packets of `host` from somebody or of somebody from it."""
+    """Whether another fault cuts a link to or from `host`."""
     return any(
         host == destination or host in sources
         for fault in in_force
@@ -110,4 +110,4 @@ def _list(members: Collection[str]) -> str:
 
 
 MEMBERS = Members()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

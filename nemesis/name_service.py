@@ -1,16 +1,16 @@
-"""The nemesis `name-service`: the names by which hosts find one another are gone, wrong, or slow to be told.
+"""The nemesis `name-service`: host names cannot be resolved, or resolve slowly or to wrong addresses.
 
-Every program of a host has a resolv.conf that names a service of its own, which knows the other hosts by name, and an
-/etc/hosts without them. So whatever resolves names by the C library, by Go's own resolver or by Java's asks that
-service, unless it remembers an earlier answer: Java does for 30 s, and for 10 s that there was none; Go and the C
-library do not. What is proved is that the service of every victim answers as the fault says and that every process of
-its replica has this service; that of everybody else answers right. The fault was exercised if the replica's programs
-have asked the service for another host while it lasted: no other program is told of it, and the harness's own questions
-are not counted.
+Every program of a host has a resolv.conf that names the host's own name service, which knows the other hosts, and an
+/etc/hosts without them. Programs that resolve names through the C library, Go's own resolver or Java's therefore ask
+that service, unless they have cached an earlier answer: Java caches an address for 30 s and a failure for 10 s, Go and
+the C library cache nothing. It is proved that the service of every victim answers as the fault says, that every process
+of the victim's replica uses this service, and that the services of all other hosts answer correctly. The fault was
+exercised if the replica's programs asked the service for another host while it lasted; no other programs use the
+service, and the harness's own queries are not counted.
 
-Replicas look a name up when they connect. Connections that stand need none: `cold` ends the replica and starts it again
-while no host has a name, and the other forms are met beside faults that end connections, or by systems that connect
-again and again, as etcd does. A system that is given addresses only never asks; then nobody met the fault.
+Replicas look up a name when they connect; open connections need none. The form `cold` therefore restarts the replica
+while no name can be resolved. The other forms are met when another fault ends connections, or by systems that reconnect
+all the time, as etcd does. A system that is given only addresses makes no lookups and never meets the fault.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = ["NAME_SERVICE", "NameServiceNemesis"]
 COLD = "cold"
 
 MIN_DELAY_MS, MAX_DELAY_MS = 1500, 3500
-"""Of an answer that is slow: above ANSWER_S, and below the 5 s that resolvers wait."""
+"""Delay of a slow answer: above ANSWER_S, and below the 5 s that resolvers wait."""
 
 ANSWER_S = 1.0
-"""An answer that takes less is at once, on a busy machine too; one that takes longer is late or none."""
+"""An answer within this time counts as immediate, even on a busy machine; a later one is slow or missing."""
 
 EARLY_MS = 50
-"""An answer may come this much before its time: clocks of event loops are coarse."""
+"""A delayed answer may be early by this much: clocks of event loops are coarse."""
 
 
 class NameServiceNemesis(FormNemesis):
-    """Takes the names of the other hosts away from some hosts, or makes them wrong. See the module's text."""
+    """Makes some hosts unable to resolve the others' names, or to do so correctly. See the module's docstring."""
 
     name = "name-service"
-    description = "the names by which hosts find one another are gone, wrong, or slow to be told"
-    is_of_all = False  # hosts are made known to one another by name for it, and not by address as in other runs
+    description = "host names cannot be resolved, or resolve slowly or to wrong addresses"
+    is_of_all = False  # it requires that replicas get each other's host names, not addresses as in other runs
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
@@ -89,7 +89,7 @@ class NameServiceNemesis(FormNemesis):
     }
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
-        """As every nemesis with forms, and another host to have a name."""
+        """As for every `FormNemesis`, and a second host whose name can be looked up."""
         problems = super().requires(target, variant)
         return problems if len(target.hosts) > 1 else [*problems, f"{self.name}: one host looks up nobody"]
 
@@ -97,7 +97,7 @@ class NameServiceNemesis(FormNemesis):
         return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Have the services of the victims answer so from now on; where it is cold, kill and start the victims then."""
+        """Have the victims' services answer as the fault says from now on; `cold` then kills and starts the victims."""
         if injection.problem is not None:
             return
         hosts = injection.value["hosts"]
@@ -109,13 +109,13 @@ class NameServiceNemesis(FormNemesis):
             await processes.release(injection.fault_id)
 
     def _kind_of(self, injection: Injection) -> str:
-        """The ability of names that it uses."""
+        """The ability of `Names` that the fault uses."""
         form = self._form_of(injection)
         return "gone" if form == COLD else form
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The service of every victim, asked for every other host, answers as the fault says, and every process of its
-        replica has that service; that of everybody else answers right and at once."""
+        """The service of every victim, queried for every other host, answers as the fault says, and every process of
+        the victim's replica uses that service; the services of all other hosts answer correctly and at once."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         disturbed = self._disturbed(in_force)
@@ -137,7 +137,7 @@ class NameServiceNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas still have these services; and how often their own questions got such an answer."""
+        """The replicas still use these services; how often their own queries got such an answer."""
         names, hosts = _names(target), list(injection.value["hosts"])
         failed = [problem for host in hosts if (problem := await names.reaches(host)) is not None]
         found = await names.met(injection.fault_id)
@@ -161,14 +161,14 @@ class NameServiceNemesis(FormNemesis):
         )
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Have the services answer right, and start replicas that ended for want of a name. Idempotent."""
+        """Have the services answer correctly, and start replicas that ended for lack of a name. Idempotent."""
         await _names(target).release(injection.fault_id)
         if target.processes is not None:
             await target.processes.release(injection.fault_id)
             await target.processes.revive(injection.value.get("hosts", ()))
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The services of the victims answer right and at once, but for those that another fault disturbs, and the
+        """The services of the victims answer correctly and at once, except those that another fault disturbs, and the
         replicas run and answer."""
         hosts: Sequence[str] = injection.value["hosts"]
         disturbed = self._disturbed(in_force)
@@ -186,7 +186,7 @@ class NameServiceNemesis(FormNemesis):
 
 
 async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list[str]:
-    """How the service of `host` is otherwise than a fault of this kind, or none (""), makes it."""
+    """How the service of `host` differs from what a fault of this kind ("": no fault) makes it do."""
     names = _names(target)
     try:
         lookups = await names.look_up(host, timeout_s=ANSWER_S + delay_ms / 1000)
@@ -200,7 +200,7 @@ async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list
 
 
 def _difference(lookup: NameLookup, kind: str, delay_ms: int) -> str | None:
-    """How an answer is otherwise than a fault of this kind, or none (""), makes it; None when it is not."""
+    """How an answer differs from what a fault of this kind ("": no fault) makes it; None when it does not."""
     took_ms = lookup.seconds * 1000
     said = f"finds {lookup.name} at {lookup.found} after {took_ms:.0f} ms"
     if lookup.found in ("gone", "silent"):
@@ -221,4 +221,4 @@ def _names(target: Target) -> Names:
 
 
 NAME_SERVICE = NameServiceNemesis()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

@@ -1,4 +1,4 @@
-"""What nemeses have in common that do what an operator does: ask, look, and ask again until it is done."""
+"""What nemeses have in common that act as an operator: request, check, and request again until it is done."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nemesis.target import Operator, ReplicaView, Target
 __all__ = ["OPERATION_TIMEOUT_S", "find_view", "insist", "operator_of", "views_of"]
 
 OPERATION_TIMEOUT_S = 15.0
-"""How long an operator asks again for what is refused at the moment: an election with default timings and more."""
+"""How long an operator repeats a request that is refused: longer than an election with default timings."""
 
 LOOK_TIMEOUT_S = 0.5
-"""For one look at one replica. One that is cut off or stopped must not hold up the others."""
+"""Limit for one replica to report its status. One that is cut off or stopped must not hold up the others."""
 
 RETRY_S = 0.1
 
 
 def operator_of(target: Target) -> Operator:
-    """The target's operator. Raises ValueError where nobody operates the system."""
+    """The target's operator. Raises ValueError if the system has none."""
     if target.operator is None:
         raise ValueError("this system has nothing that an operator could ask of it")
     return target.operator
@@ -40,7 +40,7 @@ async def insist(attempt: Callable[[], Awaitable[None]], *, timeout_s: float = O
 
 
 async def views_of(target: Target) -> list[ReplicaView]:
-    """What each replica says of itself, of those that answer."""
+    """What each replica that answers reports about itself."""
     operator = operator_of(target)
     answers = await asyncio.gather(*(operator.view(host, timeout_s=LOOK_TIMEOUT_S) for host in target.hosts))
     return [answer for answer in answers if answer is not None]
@@ -49,7 +49,7 @@ async def views_of(target: Target) -> list[ReplicaView]:
 async def find_view(
     target: Target, is_it: Callable[[ReplicaView], bool], *, timeout_s: float = OPERATION_TIMEOUT_S
 ) -> ReplicaView | None:
-    """The first replica that says what is waited for; None when none says so in time."""
+    """The first replica whose report meets the condition; None when none does in time."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while True:

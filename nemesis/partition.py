@@ -4,9 +4,9 @@ Each cut and each heal is proved by probing every link between the hosts. A link
 not pass; every other link, unless another fault cuts it, must. Both are needed: a probe that never passes
 anything would prove every cut.
 
-Probes are the harness's own. Where the network counts what the programs on the hosts send each other
-(CountsTraffic), no byte of theirs may have passed a cut link between the proof and the healing, and the cut was
-exercised if something of theirs ran into it. Nor may anything have got around it (FindsBypasses).
+Probes are the harness's own traffic. If the network counts what the programs on the hosts send each other
+(CountsTraffic), none of their bytes may have passed a cut link between the proof and the healing, and the cut was
+exercised if some of their traffic ran into it. Nor may any of it have bypassed the cut (FindsBypasses).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = ["PARTITION", "Partition", "grudge_from_json", "grudge_to_json"]
 
 CUT_TIMEOUT_S = 0.25
 """How long a probe of a cut link waits for bytes that should not come. A passing link answers in well under
-a millisecond on one machine; `Partition.prove` waits longer where the uncut links took longer."""
+a millisecond on one machine; `Partition.prove` waits longer if the uncut links took longer."""
 
 SETTLE_S = 0.5
-"""How long after the injection a link may still pass bytes that were on their way, before the cut has failed."""
+"""How long after the injection a link may still pass bytes that were in flight, before the cut has failed."""
 
 PASS_TIMEOUT_S = 2.0
-"""How long a link that should pass may take. It is waited for only when it does not pass."""
+"""How long a link that should pass may take. Only a link that does not pass takes all of that time."""
 
 HEAL_DEADLINE_S = 10.0
-"""How long after the heal a link may need until it passes: TCP tries a lost packet again after up to some
-seconds when it was lost several times."""
+"""How long after the heal a link may need until it passes: TCP retransmits a packet that was lost several times
+only after some seconds."""
 
 _PASS = ("passes", "pass")
 
@@ -64,7 +64,7 @@ def grudge_from_json(data: Mapping[str, Iterable[str]]) -> Grudge:
 
 
 def _cut_by(injections: Iterable[Injection]) -> set[Link]:
-    """The links that faults of any kind say they cut."""
+    """The links that faults of any kind report as cut."""
     return {link for fault in injections for link in links_of(grudge_from_json(fault.value.get("grudge", {})))}
 
 
@@ -81,7 +81,7 @@ class Partition:
     variants: Sequence[str] = tuple(SHAPES)
 
     def variant_problem(self, variant: str) -> str | None:
-        """Why there is no such variant, as one line; None when there is."""
+        """Why there is no such variant, as one line; None if it exists."""
         if variant in SHAPES:
             return None
         if "|" in variant or ">" in variant:
@@ -92,11 +92,11 @@ class Partition:
         return f"nemesis partition has no variant {variant!r}{hint}; known: {known}"
 
     def needs_leader(self, variant: str) -> bool:
-        """Whether a shape is made around the leader."""
+        """Whether a shape depends on who leads."""
         return variant in SHAPES and SHAPES[variant].needs_leader
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
-        """No network to cut, or too few hosts for the shape (without a variant: for every shape)."""
+        """The problems: no network to cut, or too few hosts for the shape (without a variant: for every shape)."""
         problems = []
         if target.network is None:
             problems.append("partition: this cluster has no network that can be cut")
@@ -113,9 +113,9 @@ class Partition:
         return problems
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose the grudge; shapes around the leader ask for it (see find_leader).
+        """Choose the grudge; shapes that depend on the leader wait for one (see find_leader).
 
-        When nobody leads by then the injection has an empty grudge and the problem "no leader found".
+        If there is none in time, the injection has an empty grudge and the problem "no leader found".
         Raises ValueError (ShapeError) for an unknown variant or too few hosts.
         """
         shape = SHAPES.get(variant)
@@ -154,9 +154,9 @@ class Partition:
         """Probe every link between the hosts: those of the grudge must not pass, the others must.
 
         Links that other faults in force cut are left out unless they are also in this grudge. A link of the
-        grudge that passes is looked at again until SETTLE_S after the first probes, then the fault is not
-        proven. A link that should pass is not tried again: nothing has touched it. Nor may the system's programs have
-        connections that get around the cut.
+        grudge that passes is probed again until SETTLE_S after the first probes; if it still passes, the fault is
+        not proven. A link that should pass is not probed again: nothing has touched it. Nor may the system's programs
+        have connections that bypass the cut.
         """
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
@@ -166,7 +166,7 @@ class Partition:
             return Proof(proven=False, detail="the grudge cuts no link")
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
         passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
-        # On a machine where links that pass take long, silence as short as this would prove nothing.
+        # If passing links are slow on this machine, such a short silence would prove nothing.
         timeout_s = max(CUT_TIMEOUT_S, 2 * passed_s)
         if timeout_s > CUT_TIMEOUT_S:
             still_passing |= _passing(await network.probe(sorted(cut), timeout_s=timeout_s))
@@ -185,8 +185,8 @@ class Partition:
         return Proof(proven=not failed, detail=detail, checked=len(cut) + len(whole), failed=failed, evidence=evidence)
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Nothing of the system's has passed a cut link since the proof. The cut was exercised if something ran into
-        it; where another fault cuts the same links, it cannot be known which of the two that was."""
+        """None of the system's traffic has passed a cut link since the proof. The cut was exercised if some ran into
+        it. If none did and other faults cut all of the same links, that is unknown: theirs may have stopped it."""
         network = _network(target)
         cut = _cut_by([injection])
         now = await _traffic(network, cut)
@@ -228,7 +228,7 @@ class Partition:
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Every link between the hosts must pass, except those that other faults in force cut.
 
-        A link that does not pass yet is tried again until HEAL_DEADLINE_S after the first probe.
+        A link that does not pass yet is probed again until HEAL_DEADLINE_S after the first probe.
         """
         network = _network(target)
         whole = set(_links_between(target.hosts)) - _cut_by(in_force)
@@ -255,12 +255,12 @@ def _network(target: Target) -> Network:
 
 
 async def _traffic(network: Network, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
-    """What the system has sent along these links so far; nothing where the network does not count that."""
+    """What the system has sent over these links so far; empty if the network does not count that."""
     return await network.traffic(sorted(links)) if isinstance(network, CountsTraffic) else {}
 
 
 async def _before(target: Target, grudge: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """The evidence of a plan: what had gone along the links that are to be cut."""
+    """The evidence of a plan: the traffic so far on the links to be cut."""
     links = links_of(grudge_from_json(grudge))
     if target.network is None or not links:
         return {}
@@ -273,7 +273,7 @@ async def _bypasses(network: Network, links: Collection[Link]) -> list[str]:
 
 
 def _to_json(traffic: Mapping[Link, LinkTraffic]) -> dict[str, list[int]]:
-    """Counters as the history has them: by link bytes passed, bytes stopped, connections stopped."""
+    """Counters as recorded in the history: link -> [bytes passed, bytes stopped, connections stopped]."""
     return {
         _name(link): [counted.passed_bytes, counted.stopped_bytes, counted.stopped_connections]
         for link, counted in sorted(traffic.items())
@@ -306,7 +306,7 @@ def _passing(results: Sequence[ProbeResult]) -> set[Link]:
 
 
 def _not_whole(results: Sequence[ProbeResult]) -> set[Link]:
-    """Links that do not pass, or not in every way; a partly passing link is neither cut nor whole."""
+    """Links that do not pass, or pass only partly; a partly passing link is neither cut nor whole."""
     return {result.link for result in results if result.partial or not result.passed}
 
 
@@ -328,4 +328,4 @@ async def _timed_probe(
 
 
 PARTITION = Partition()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

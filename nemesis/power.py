@@ -1,17 +1,16 @@
-"""The nemesis `power`: replicas that lose power, and with it what they had not synced.
+"""The nemesis `power`: replicas that lose power, and with it everything that they had not synced.
 
 A killed process loses nothing that it wrote, since the kernel still has it; a host that loses power does. Here the
-replica is killed and then what it had not synced is taken from its disk; healing starts it again on what is left.
+replica is killed and its unsynced changes are removed from the disk; healing starts it again on what is left.
 
-The forms `cut`, `cut-posix` and `cut-torn` take back what was not synced, by an account that is kept of it, each by
-another model of what a sync makes durable (nemesis.mechanisms.undo_log). `cut` grants what ext4, xfs and btrfs do:
-whoever loses something under it has not asked for it to be kept. `cut-posix` also loses names whose directory was not
-synced, which those file systems would have kept: a finding that only it gives says so. Of programs that the preloaded
-shim reaches the account is kept from their start; of others (mechanism seccomp) from two seconds before a cut, because
-it costs them more than half of their throughput. What they wrote before those two seconds is taken as durable, as if
-the kernel had written it back then; the proof says so. `crash` leaves it to a real
-file system: it is shut down as it is and mounted again, and what the kernel had written by then is there, so that it
-loses less and counts nothing.
+The forms `cut`, `cut-posix` and `cut-torn` undo unsynced changes from a log of them, each under a different model of
+what a sync makes durable (nemesis.mechanisms.undo_log). `cut` keeps what ext4, xfs and btrfs keep: a program that loses
+data under it has not synced that data. `cut-posix` also loses names whose directory was not synced, which those file
+systems would have kept; a finding under `cut-posix` alone has to be read with that in mind. For programs that the
+preloaded shim reaches the log is kept from their start; for others (mechanism seccomp) from two seconds before a cut,
+because it costs them more than half of their throughput. What these wrote earlier is taken as durable, as if the
+kernel had written it back; the proof says so. `crash` uses a real file system: it is shut down as it is and mounted
+again. Whatever the kernel had written by then is kept, so that this form loses less, and losses are not counted.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from nemesis.target import DOWN, Target
 __all__ = ["POWER", "Power"]
 
 KINDS: Mapping[str, str] = {"cut": "ext4", "cut-posix": "posix", "cut-torn": "torn", "crash": "crash"}
-"""Form -> which of the disks' power cuts it is."""
+"""Form -> the `kind` of `Disks.cut_power`."""
 
 SEEDS = 1 << 32
 
 
 class Power(FormNemesis):
-    """Kills replicas and takes what they had not synced."""
+    """Kills replicas and removes what they had not synced."""
 
     name = "power"
     description = "replicas lose power: they are killed, and what they had not synced is gone"
@@ -74,7 +73,7 @@ class Power(FormNemesis):
     async def inject(self, target: Target, injection: Injection) -> None:
         """Cut the power of the victims; returns when they are down and their losses are counted.
 
-        Raises RuntimeError when a loss cannot be vouched for.
+        Raises RuntimeError when the mechanism does not reach a victim, so that its losses could not be known.
         """
         if injection.problem is not None:
             return
@@ -93,8 +92,8 @@ class Power(FormNemesis):
         await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind, seed=seed) for host in hosts))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The victims are down and silent, and what each has lost was counted. One of which the account of unsynced
-        data has never seen a change has lost nothing because it wrote nothing."""
+        """The victims are down and silent, and the losses of each were counted. A victim without a single change in the
+        log of unsynced data has lost nothing because it wrote nothing."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         stopped = await prove_stopped(target, injection, DOWN, in_force)
@@ -111,7 +110,7 @@ class Power(FormNemesis):
         )
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Give the power back: start the replicas that no other fault keeps down. Idempotent."""
+        """Restore power: start the replicas that no other fault keeps down. Idempotent."""
         await disks_of(target).release(injection.fault_id)
         await processes_of(target).release(injection.fault_id)
 
@@ -121,4 +120,4 @@ class Power(FormNemesis):
 
 
 POWER = Power()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

@@ -1,11 +1,11 @@
-"""The nemeses `kill` and `pause`: replicas that end, and replicas that stand still.
+"""The nemeses `kill` and `pause`: replicas that end, and replicas that are stopped.
 
 A killed replica is gone: its process has ended and nobody answers on its port; when the fault is healed the
-same program is started again with the same configuration and the same files. A paused one is there and does
-nothing: the kernel holds it (state T), its connections stay open, and when it goes on it has missed the time.
+same program is started again with the same configuration and the same files. A paused replica still exists but does
+not run: the kernel holds it (state T), its connections stay open, and it does not notice the time that passes.
 
-Both are proved on every process of the replica where its host shows them, children included, when the fault begins and
-again right before it is healed. A replica that had ended by itself before its kill has not met it.
+Both are proved on every process of the replica that its host shows, children included, when the fault begins and
+again right before it is healed. A replica that had ended on its own before its kill has not met the fault.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 _ENDED_LETTERS, _STOPPED_LETTERS = frozenset("ZX"), frozenset("ZXTt")
-"""States in /proc of processes that do nothing any more: they have ended, or are stopped."""
+"""States in /proc of processes that no longer run: ended; ended or stopped."""
 
 _MAX_MEMBERS = 50
-"""Processes of a replica that the history names."""
+"""Limit on the processes of a replica that the history names."""
 
 SILENCE_S = 0.5
-"""How long a replica that should not answer is asked. One that is well answers in a few milliseconds."""
+"""How long to wait for a replica that should not answer. A healthy one answers in a few milliseconds."""
 
 BACK_TIMEOUT_S = 20.0
 """How long a replica may take from its start to its first answer, on a busy machine."""
@@ -48,30 +48,30 @@ BACK_TIMEOUT_S = 20.0
 RETRY_S = 0.1
 
 SETTLE_S = 0.5
-"""Beyond the life that a crash loop gives a replica: one that outlives it by this much is left alone."""
+"""A replica that stays up for this much longer than a crash loop lets it live is no longer being killed."""
 
 CRASH_TIMEOUT_S = 20.0
-"""How long a crash loop may take to come round twice."""
+"""How long a crash loop may take to restart a replica twice."""
 
 MIN_UP_S, MAX_UP_S = 0.5, 1.5
 """How long a replica in a crash loop lives each time: from not yet serving to serving for a moment."""
 
 
 def processes_of(target: Target) -> Processes:
-    """The target's processes. Raises ValueError where there are none to act on."""
+    """The target's processes. Raises ValueError if it has none to act on."""
     if target.processes is None:
         raise ValueError("this cluster has no processes to act on")
     return target.processes
 
 
 async def why_unreached(target: Target, host: str, reaches: Callable[[str, int], Awaitable[str | None]]) -> str | None:
-    """Why some program of the replica of a host would not feel a fault, of which `reaches(host, pid)` tells for the one
-    whose first process that is; None when each would. What is down feels it when it is back."""
+    """Why some program of a host's replica would not feel a fault; None if each would, or the replica is down, since it
+    feels the fault once it is back. `reaches(host, pid)` answers that for the program whose first process is `pid`."""
     if target.processes is None:
         return None
     for pid in (await target.processes.look(host)).pids:
         problem = await reaches(host, pid)
-        # One that has ended meanwhile was not there to be looked at.
+        # A process that has ended meanwhile could not be inspected.
         if problem is not None and pid in (await target.processes.look(host)).pids:
             return problem
     return None
@@ -83,12 +83,12 @@ def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
 
 
 async def prove_released(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
-    """That nothing holds the replicas of `hosts` any more. They are waited for until they run and answer. Those that
-    another fault keeps from running are left out; those that any other fault hits need only run, since it may keep them
-    from answering.
+    """Prove that nothing holds the replicas of `hosts` any more, waiting until they run and answer. Those that another
+    fault keeps from running are left out; those that any other fault hits need only run, since it may keep them from
+    answering.
 
-    A replica that was started again and ended by itself, or runs and does not answer, is free of the fault all the
-    same: that it does not come back is the system's doing, and for the check `recovers` to judge. The proof names it.
+    A replica that was restarted and ended on its own, or runs without answering, is free of the fault all the same:
+    that it does not come back is the system's doing, and the check `recovers` judges that. The proof names it.
     """
     silent, held = await _wait_for_answers(target, hosts, in_force)
     checked = sum(host not in _downed(in_force) for host in hosts)
@@ -99,7 +99,7 @@ async def prove_released(target: Target, hosts: Sequence[str], *, in_force: Sequ
 async def _wait_for_answers(
     target: Target, hosts: Sequence[str], in_force: Sequence[Injection]
 ) -> tuple[list[str], list[str]]:
-    """(replicas that did not come back by themselves, replicas that something still holds), in words."""
+    """(problems of replicas that do not come back, problems of replicas that something still holds down)."""
     processes = processes_of(target)
     disturbed = hosts_of(in_force)
     loop = asyncio.get_running_loop()
@@ -133,8 +133,8 @@ def _running(count: int) -> str:
 
 
 async def prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
-    """Every victim must be in `state` and silent. Every other replica must run, unless a fault holds it or it had
-    crashed before this fault was planned."""
+    """Every victim must be in `state` and silent. Every other replica must run, unless a fault keeps it from running or
+    it had crashed before this fault was planned."""
     processes = processes_of(target)
     victims: Sequence[str] = injection.value["hosts"]
     others = [host for host in target.hosts if host not in victims and host not in _downed(in_force)]
@@ -156,7 +156,7 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
 
     async def other_problem(host: str) -> str | None:
         view = await processes.look(host)
-        # What another fault did to it may have made it end: some do when they were taken out of their group.
+        # Another fault may have made it end: some systems' replicas exit when removed from their group.
         has_ended = view.ended_by_itself and (host in hit_by_others or host in ended_before)
         return None if view.state == RUNNING or has_ended else f"{host} should run and is {view.state}"
 
@@ -184,7 +184,7 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
 
 
 def _had_ended(view: ProcessView) -> bool:
-    """Whether a victim that is down had ended by itself, so that there was nothing to end or to stop."""
+    """Whether a victim that is down had ended on its own, so that there was nothing to kill or pause."""
     return view.state == DOWN and view.ended_by_itself
 
 
@@ -208,8 +208,8 @@ async def _seen_at_plan(target: Target, victims: Sequence[str]) -> Mapping[str, 
 
 
 async def _astray(processes: Processes, host: str, state: str) -> str | None:
-    """What is left of a replica that is DOWN, or goes on of one that is PAUSED, in words; None where nothing is. What
-    waits in the kernel (D) does nothing, if it meets its signal before it does."""
+    """The problem that processes of a DOWN or PAUSED replica still run; None if none do. A process waiting in the
+    kernel (state D) does not count if it will take its signal before it runs again."""
     members = await processes.members(host) if isinstance(processes, SeesMembers) else None
     held = _STOPPED_LETTERS if state == PAUSED else _ENDED_LETTERS
     running = [member for member in members or () if member.letter not in held and not member.meets_signal]
@@ -220,8 +220,8 @@ async def _astray(processes: Processes, host: str, state: str) -> str | None:
 
 
 async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
-    """No process of the victims runs, at the end of a fault as at its begin. One that was paused and that another fault
-    has ended meanwhile was let go on for it, to take its SIGTERM; the proof names it."""
+    """No process of the victims runs at the end of the fault. A paused replica that another fault has ended meanwhile
+    was continued to take its SIGTERM; the proof names it."""
     processes = processes_of(target)
     hosts: Sequence[str] = injection.value["hosts"]
     views = await asyncio.gather(*map(processes.look, hosts))
@@ -284,7 +284,7 @@ class Kill(FormNemesis):
         return await _seen_at_plan(target, hosts)
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """End the planned replicas; returns once they are gone (a crash loop: once it is under way)."""
+        """End the planned replicas; returns once they are gone (crash loop: once it has begun)."""
         if injection.problem is not None:
             return
         processes, hosts = processes_of(target), injection.value["hosts"]
@@ -296,8 +296,8 @@ class Kill(FormNemesis):
             await processes.end(injection.fault_id, hosts, signal_name=signal_name)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The processes are gone and nobody answers for them, while the others run. A crash loop: each victim
-        was started again and killed again while we looked. An orderly end that no victim came to was met by nobody."""
+        """The processes are gone and nobody answers for them, while the others run. For a crash loop: each victim
+        was started and killed again while watched. SIGTERM is not exercised if every victim needed a SIGKILL."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         if split_variant(injection.variant)[0] == "crash-loop":
@@ -308,7 +308,7 @@ class Kill(FormNemesis):
         return proof
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Nothing of the victims runs yet; of a crash loop, whose victims come and go, its first proof stands."""
+        """No process of the victims runs yet. For a crash loop, whose victims come and go, the first proof stands."""
         if split_variant(injection.variant)[0] == "crash-loop":
             return Proof(proven=True, detail="a crash loop's first proof stands")
         proof = await _prove_still_stopped(target, injection)
@@ -321,8 +321,8 @@ class Kill(FormNemesis):
         await processes_of(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas run and answer, or do not come back by themselves. After a crash loop they must also not be
-        started again for longer than it let them live."""
+        """The replicas run and answer, or have failed to come back on their own. After a crash loop, they must also not
+        be restarted for longer than the loop let them live."""
         hosts: Sequence[str] = injection.value["hosts"]
         proof = await prove_released(target, hosts, in_force=in_force)
         if not proof.proven or split_variant(injection.variant)[0] != "crash-loop":
@@ -342,7 +342,7 @@ class Kill(FormNemesis):
 
 
 class Pause(FormNemesis):
-    """Stops replicas where they are and lets them go on when healed."""
+    """Stops replicas and continues them when healed."""
 
     name = "pause"
     description = "stops replicas where they stand (SIGSTOP) and lets them go on"
@@ -370,7 +370,7 @@ class Pause(FormNemesis):
         return await prove_stopped(target, injection, PAUSED, in_force)
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Nothing of the victims runs yet."""
+        """No process of the victims runs yet."""
         return await _prove_still_stopped(target, injection)
 
     async def heal(self, target: Target, injection: Injection) -> None:
@@ -378,13 +378,13 @@ class Pause(FormNemesis):
         await processes_of(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas run and answer, or stay silent by themselves."""
+        """The replicas run and answer, or stay silent on their own account."""
         return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
 async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof) -> Proof:
-    """The proof of an orderly end, with who did not come to one: what takes a SIGKILL has not done what a program does
-    on its way out."""
+    """The proof of an orderly end, naming the victims that needed a SIGKILL: those have not done what a program does
+    on shutdown."""
     processes, hosts = processes_of(target), injection.value["hosts"]
     views = [await processes.look(host) for host in hosts]
     forced = [view.host for view in views if view.was_forced]
@@ -396,7 +396,7 @@ async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof)
 
 
 async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequence[Injection]) -> Proof:
-    """Every victim that no other fault keeps down is started twice more."""
+    """Every victim that no other fault keeps down is started at least twice more while watched."""
     processes = processes_of(target)
     watched = [host for host in victims if host not in _downed(in_force)]
     if not watched:

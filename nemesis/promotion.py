@@ -1,8 +1,8 @@
 """The nemesis `promote`: the master of classic HA ends, and an operator makes a slave the master.
 
-Classic HA elects nobody. The slave with the longest log is started as the master, with a configuration that says so to
-every replica; the former master is a slave when it comes back. What the former master had and no slave has is given
-up by that, and a run with an ASYNC_MASTER may well lose acknowledged messages: the checks say which.
+Classic HA has no elections. The slave with the longest log is restarted as the master, and every replica's
+configuration names it; the former master comes back as a slave. Messages that only the former master had are given up,
+so a run with an ASYNC_MASTER may well lose acknowledged messages: the checks report which.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from nemesis.target import DOWN, Target
 __all__ = ["PROMOTE", "Promote"]
 
 STEP_TIMEOUT_S = 120.0
-"""For each step: the promoted replica is ended in order and started again."""
+"""For each step: the promoted replica is shut down in an orderly way and started again."""
 
 TAKES_WRITES_TIMEOUT_S = 60.0
-"""Until the promoted replica takes writes: a broker in Java starts for half a minute on a busy machine."""
+"""Until the promoted replica takes writes: a Java broker takes half a minute to start on a busy machine."""
 
 LOOK_TIMEOUT_S = 5.0
-"""For the first slave to answer, which may be busy with the end of its master."""
+"""For the first slave to answer: slaves may be busy noticing that their master is gone."""
 
 NEEDS = (("processes", "kill"), ("operator", "promote"))
 
 
 class Promote(FormNemesis):
-    """Ends the master and has a slave take its place."""
+    """Ends the master and promotes a slave."""
 
     name = "promote"
     description = "the master of classic HA ends, and an operator makes a slave the master"
     step_timeout_s = STEP_TIMEOUT_S
     is_of_all = False
-    """It gives messages up by design, so a run has it only where it is asked for."""
+    """It gives up messages by design, so a run includes it only when asked to."""
     forms: Mapping[str, Form] = {
         "failover": Form(
             name="failover",
@@ -54,7 +54,7 @@ class Promote(FormNemesis):
     }
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Name the master; who follows it is decided once it has ended."""
+        """Name the master; its successor is chosen once it has ended."""
         planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         problem = planned.problem
         if problem is None and len(planned.value["hosts"]) != 1:
@@ -62,8 +62,8 @@ class Promote(FormNemesis):
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """End the master, look at the slaves, promote the best one. Raises RuntimeError when no slave answers, or
-        several do and none says how far its log goes."""
+        """End the master, compare the slaves' logs, promote the slave with the longest. Raises RuntimeError when no
+        slave answers, or when several do and none reports how far its log goes."""
         if injection.problem is not None:
             return
         [master] = injection.value["hosts"]
@@ -111,4 +111,4 @@ class Promote(FormNemesis):
 
 
 PROMOTE = Promote()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

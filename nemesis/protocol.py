@@ -1,10 +1,10 @@
-"""What a nemesis is.
+"""The protocol of a nemesis.
 
 A fault goes through five steps: it is *planned* (who is hit; nothing is touched yet, so that the plan can be
-written down first), *injected*, *proved*, *healed*, and the healing is proved too. Some look once more right before the
-healing (`ProvesToTheEnd`): whether the system under test met a fault shows only once it has lasted. A nemesis holds no
-state between the steps: everything a later step needs is in the `Injection`, and whatever the target must remember it
-remembers by the fault's id. So one nemesis serves any number of overlapping faults and runs.
+recorded first), *injected*, *proved*, *healed*, and the healing is proved too. Some nemeses check once more right
+before the healing (`ProvesToTheEnd`): whether the system under test met a fault shows only while the fault lasts. A
+nemesis holds no state between the steps: everything a later step needs is in the `Injection`, and the target keeps its
+own state by the fault's id. So one nemesis serves any number of overlapping faults and runs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 MAX_NAMED_FAILURES = 20
-"""Failures that a proof names one by one; a history line stays readable and the rest are counted."""
+"""Failures that a proof names one by one; the rest are only counted, so that history lines stay readable."""
 
 
 class Activity(Enum):
-    """What a replica does while nothing is wrong with its host."""
+    """What a replica can do on a healthy host."""
 
     RUN = "run"
     ANSWER = "answer whoever asks it over a link that is whole"
@@ -52,12 +52,12 @@ class Activity(Enum):
 class Injection:
     """One planned fault.
 
-    `value` is what the history says about it (JSON data; at least id, nemesis, variant). `problem` is set
+    `value` is what the history records about it (JSON data; at least id, nemesis, variant). `problem` is set
     when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
-    counts as proven. `evidence` is what the plan and the proof leave for the steps that come after them.
-    `keeps_from` is what the hosts in `value` may be unable to do meanwhile, for the proofs of other faults; of the
-    nemeses of this package `nemesis.impairments` has it. `beside` is given to `prove_met`: the other faults that have
-    been in force at some time since this one began, also those that are over, for counts that they share.
+    counts as proven. `evidence` is data that the plan and the proof leave for later steps. `keeps_from` are the
+    activities that the hosts in `value` may be incapable of meanwhile, for the proofs of other faults; for nemeses of
+    this package see `nemesis.impairments`. `beside`, set for `prove_met` only, are all other faults that have been in
+    force since this one began, including those that are over; counters may have counted for them too.
     """
 
     fault_id: str
@@ -72,11 +72,11 @@ class Injection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Whether a fault, or its healing, is what it claims to be.
+    """Whether a fault, or its healing, has taken effect.
 
-    `exercised` says of a fault whether the system under test met it: a cut that no packet ran into tested nothing. None
-    where that cannot be known. `evidence` is JSON data that the step leaves to later ones, such as counters.
-    `checked` counts what was looked at (links, processes, clocks); `failed` names each that was not as it
+    `exercised` tells whether the system under test met the fault (a cut that no packet ran into tested nothing); None
+    if that is not known. `evidence` is JSON data that the step leaves for later ones, such as counters.
+    `checked` counts what was inspected (links, processes, clocks); `failed` names each of these that was not as it
     should be; `detail` is one line for people.
     """
 
@@ -88,7 +88,7 @@ class Proof:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As the history carries it."""
+        """As recorded in the history."""
         named = list(self.failed[:MAX_NAMED_FAILURES])
         if len(self.failed) > len(named):
             named.append(f"and {len(self.failed) - len(named)} more")
@@ -101,8 +101,8 @@ class Proof:
 
 
 def told_apart(counts: Mapping[str, int], shared: Collection[str]) -> tuple[bool | None, str]:
-    """Whether a fault was exercised, by what each host counts since it began, and what to add to the words of that:
-    what a host counts for another fault as well, as those in `shared` do, may all be of the other one."""
+    """(whether a fault was exercised, judging by each host's count since it began; a note to append to the detail).
+    The counts of hosts in `shared` also count for another fault, and may all be due to that one."""
     hit = {host for host, count in counts.items() if count > 0}
     unclear = sorted(hit.intersection(shared))
     note = f"; of {', '.join(unclear)} perhaps by another such fault alone" if unclear else ""
@@ -110,8 +110,8 @@ def told_apart(counts: Mapping[str, int], shared: Collection[str]) -> tuple[bool
 
 
 class Nemesis(Protocol):
-    """A kind of fault. Implementations are stateless; see the module's docstring. What only some have are the
-    protocols below: `ProvesToTheEnd`, `StepTimeout`, `AskedForByName`, `MakesRequest`, `JudgesVariants`,
+    """A kind of fault. Implementations are stateless; see the module's docstring. The protocols below are optional:
+    `ProvesToTheEnd`, `StepTimeout`, `AskedForByName`, `MakesRequest`, `JudgesVariants`, `AsksForLeader`,
     `UsesAbilities`, and `HasForms` of nemesis.forms.
     """
 
@@ -123,18 +123,18 @@ class Nemesis(Protocol):
 
     @property
     def variants(self) -> Sequence[str]:
-        """Names of its forms, in a fixed order; never empty."""
+        """Names of the variants that a run cycles through, in a fixed order; never empty."""
         ...
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
         """Everything that keeps this nemesis, or one variant of it, from working on `target`.
 
-        Each problem is one line that names what is missing. Without a variant: what stops all of them.
+        Each problem is one line that names what is missing. Without a variant: problems that rule out all variants.
         """
         ...
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Decide who is hit, every choice from `rng`. May ask the system under test, touches nothing.
+        """Decide who is hit, every choice from `rng`. May query the system under test, but changes nothing.
 
         Raises ValueError for an unknown variant or one that this target cannot have.
         """
@@ -145,7 +145,7 @@ class Nemesis(Protocol):
         ...
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Observe whether the fault is in force. `in_force` are the other faults at this moment."""
+        """Observe whether the fault is in force. `in_force` are the other faults in force."""
         ...
 
     async def heal(self, target: Target, injection: Injection) -> None:
@@ -159,13 +159,13 @@ class Nemesis(Protocol):
 
 @runtime_checkable
 class ProvesToTheEnd(Protocol):
-    """A nemesis with evidence that is whole only once a fault ends: counts of what the system met while it lasted."""
+    """A nemesis whose evidence is complete only at the end of a fault: it counts what the system met meanwhile."""
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Look at a fault right before it is healed, while it is still in force.
+        """Inspect a fault right before it is healed, while it is still in force.
 
-        `proven` is False when it was not in force all the time since its first proof; `exercised` says whether the
-        system met it in that time. Asked only of faults that were proven.
+        `proven` is False if the fault was not in force all the time since its first proof; `exercised` tells whether
+        the system met it in that time. Called only for faults that were proven.
         """
         ...
 
@@ -180,41 +180,42 @@ class StepTimeout(Protocol):
 
 @runtime_checkable
 class AskedForByName(Protocol):
-    """A nemesis that says whether a run with every nemesis has it."""
+    """A nemesis that declares whether `--nemesis all` includes it."""
 
     is_of_all: bool
-    """False where a run has it only if it is asked for by name."""
+    """False if a run includes it only when asked for by name."""
 
 
 @runtime_checkable
 class MakesRequest(Protocol):
-    """A nemesis that says whether it only asks the system for something, again and again until that is done: other
-    faults come and go meanwhile, and one that goes may be what it waits for."""
+    """A nemesis that declares whether it only makes a request to the system, repeated until it is granted. Other faults
+    begin and end meanwhile; the request may depend on one of them ending."""
 
     is_request: bool
 
 
 @runtime_checkable
 class JudgesVariants(Protocol):
-    """A nemesis with variants beyond those that it names, such as those for hosts by name."""
+    """A nemesis with variants beyond those in `variants`, such as variants for hosts by name."""
 
     def variant_problem(self, variant: str) -> str | None:
-        """Why there is no such variant, as one line; None when there is, whether or not a run cycles through it."""
+        """Why there is no such variant, as one line; None if it exists, whether or not a run cycles through it."""
         ...
 
 
 @runtime_checkable
 class AsksForLeader(Protocol):
-    """A nemesis with variants that strike the leader, so that somebody must know who that is."""
+    """A nemesis with variants that depend on who leads, so that the leader must be known."""
 
     def needs_leader(self, variant: str) -> bool:
-        """Whether a variant does."""
+        """Whether a variant depends on who leads."""
         ...
 
 
 @runtime_checkable
 class UsesAbilities(Protocol):
-    """A nemesis that says what of its target it uses, so that only that is prepared; others cut the network."""
+    """A nemesis that declares which abilities of its target it uses, so that only these are prepared. A nemesis without
+    this protocol is assumed to cut the network."""
 
     def needs(self, variant: str) -> frozenset[tuple[str, str]]:
         """The (interface, ability) pairs of nemesis.target.ABILITIES that a variant uses."""
@@ -222,5 +223,5 @@ class UsesAbilities(Protocol):
 
 
 def usable_variants(nemesis: Nemesis, target: Target) -> list[str]:
-    """The variants of a nemesis that `target` can have, in the nemesis's order."""
+    """The variants of a nemesis that work on `target`, in the nemesis's order."""
     return [variant for variant in nemesis.variants if not nemesis.requires(target, variant)]

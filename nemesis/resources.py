@@ -1,11 +1,10 @@
 """The nemesis `resources`: replicas that run out of processor time, memory, processes or descriptors.
 
-The limits are the kernel's own, put on every process of a replica while it runs. What is proved is that the kernel has
-the limit in force on each of them, and on nobody else's; where the kernel counts how often a limit was met (processor
-time, memory, processes) the fault was exercised if it counted any since it began. It does not count the calls that
-fail for want of a descriptor, but shows a connection that a replica could not accept; of one that listens nowhere it
-cannot be known. When the fault is healed, replicas that ended under it
-are started again.
+The limits are the kernel's own, set on every process of a running replica. It is proved that the kernel enforces the
+limit on each of these processes and on no other replica's. If the kernel counts how often a limit was hit (processor
+time, memory, processes), the fault was exercised if that count has grown since it began. The kernel does not count
+calls that fail for lack of a descriptor, but shows connections that a replica could not accept; for a replica that
+listens nowhere it is unknown. When the fault is healed, replicas that ended under it are started again.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from nemesis.words import plural, plural_with
 __all__ = ["RESOURCES", "ResourcesNemesis"]
 
 MIN_CPU_PERCENT, MAX_CPU_PERCENT = 2, 10
-"""Of one processor: a replica goes on, ten times too slow and more."""
+"""Percentage of one processor: a replica keeps running, slower by a factor of ten or more."""
 
 MIN_SPARE_MIB, MAX_SPARE_MIB = 1, 4
-"""Memory beyond what a replica's own data takes at that moment: next to nothing for files that it reads and writes."""
+"""Memory beyond a replica's own data at that moment: almost nothing for the page cache of its files."""
 
 
 class ResourcesNemesis(FormNemesis):
-    """Limits what replicas may use. See the module's text."""
+    """Limits what replicas may use. See the module's docstring."""
 
     name = "resources"
     description = "replicas run out of processor time, memory, processes or descriptors"
@@ -74,14 +73,14 @@ class ResourcesNemesis(FormNemesis):
         return {"spare_mib": rng.randint(MIN_SPARE_MIB, MAX_SPARE_MIB)} if form.name == "memory" else {}
 
     async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
-        """How often such a limit was met on each victim before this one."""
+        """How often a limit of this kind was hit on each victim before this fault."""
         if target.resources is None or not hosts:
             return {}
         used = await self._uses(target, form.name, hosts)
         return {"met": {host: use.met for host, use in used.items()}}
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Put the limits in force on the victims' processes. Those that are down are not limited once they are back."""
+        """Set the limits on the victims' processes. Replicas that are down are not limited once they are back."""
         if injection.problem is None:
             limit = ResourceLimit(
                 kind=self._form_of(injection),
@@ -91,7 +90,7 @@ class ResourcesNemesis(FormNemesis):
             await _resources(target).limit(injection.fault_id, dict.fromkeys(injection.value["hosts"], limit))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The kernel has the limit on every process of the victims, and none on those of others."""
+        """The kernel has set the limit on every process of the victims, and none on the others' processes."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         kind, down = self._form_of(injection), hosts_kept_from(Activity.RUN, in_force)
@@ -113,8 +112,8 @@ class ResourcesNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The limits are still there, on replicas that were neither ended nor started again under them; and how often
-        they were met. Where another such limit was on a host as well meanwhile, nobody knows which of them was."""
+        """The limits are still set on replicas that have not ended or restarted since; how often they were hit. If
+        another fault limited the same resource of a host meanwhile, it is unknown which of the limits was hit."""
         starts, before = injection.evidence.get("starts", {}), injection.evidence.get("met", {})
         same = [host for host, number in (await _starts(target, list(starts))).items() if number == starts[host]]
         used = await self._uses(target, self._form_of(injection), list(before))
@@ -145,7 +144,7 @@ class ResourcesNemesis(FormNemesis):
             await target.processes.revive(injection.value.get("hosts", ()))
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """No limit of this kind is left on the victims, but for those of other faults, and their replicas run and
+        """No limit of this kind is left on the victims, except those of other faults, and their replicas run and
         answer."""
         kind = self._form_of(injection)
         limited = self._limited_by(in_force, kind)
@@ -159,7 +158,7 @@ class ResourcesNemesis(FormNemesis):
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
     def _limited_by(self, faults: Sequence[Injection], kind: str) -> frozenset[str]:
-        """The hosts on which one of these faults is such a limit as well."""
+        """The hosts that one of these faults limits in the same way."""
         return hosts_of([fault for fault in faults if fault.nemesis == self.name and self._form_of(fault) == kind])
 
     async def _uses(self, target: Target, kind: str, hosts: Sequence[str]) -> dict[str, ResourceUse]:
@@ -174,7 +173,7 @@ def _not_limited(host: str, use: ResourceUse) -> str | None:
 
 
 async def _starts(target: Target, hosts: Sequence[str]) -> dict[str, int]:
-    """How often each of these replicas was started; those that do not run are left out."""
+    """How often each of these replicas was started; those that are down are left out."""
     if target.processes is None:
         return {}
     views = await asyncio.gather(*map(target.processes.look, hosts))
@@ -188,4 +187,4 @@ def _resources(target: Target) -> Resources:
 
 
 RESOURCES = ResourcesNemesis()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

@@ -1,7 +1,7 @@
-"""The nemesis `restart`: an operator restarts the replicas in order, one by one, as for an upgrade.
+"""The nemesis `restart`: a rolling restart by an operator, one replica after the other, as for an upgrade.
 
-Each is asked to end (SIGTERM), started again, and waited for before the next one's turn comes, so that a group of
-three and more never lacks more than one. Nothing may be lost by it, and nobody should notice more than an election.
+Each replica gets a SIGTERM, is started again, and must answer before the next one is restarted, so that a group of
+three or more never lacks more than one. No data may be lost, and clients should notice no more than an election.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from nemesis.words import plural
 __all__ = ["RESTART", "Restart"]
 
 BACK_TIMEOUT_S = 10.0
-"""How long one replica may take to answer again before the next one's turn comes all the same."""
+"""How long one replica may take to answer again before the next one is restarted anyway."""
 
 STEP_TIMEOUT_S = 180.0
-"""For all of fifteen replicas, each with the time that it may take."""
+"""Enough for fifteen replicas, each with the time that it may take."""
 
 RETRY_S = 0.1
 
@@ -48,7 +48,7 @@ class Restart(FormNemesis):
         return {"order": rng.sample(hosts, len(hosts))}
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose the order, and count how often each replica was started until now."""
+        """Choose the order, and note how often each replica was started so far."""
         planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         processes = processes_of(target)
         starts = {host: (await processes.look(host)).starts for host in planned.value["hosts"]}
@@ -74,7 +74,7 @@ class Restart(FormNemesis):
         finally:
             await processes.release(fault_id)
         if (await processes.look(host)).state != RUNNING:
-            return  # another fault has it; the proof will tell
+            return  # another fault holds it; the proof will report that
         if target.operator is not None:
             await find_view(
                 target,
@@ -90,8 +90,8 @@ class Restart(FormNemesis):
             await asyncio.sleep(RETRY_S)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Every replica was started once more, and nothing keeps it from running; whether it then comes back is the
-        system's doing."""
+        """Every replica was started at least once more, and nothing keeps it from running; whether it then serves is up
+        to the system."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         processes, before = processes_of(target), injection.value["starts"]
@@ -104,7 +104,7 @@ class Restart(FormNemesis):
         return Proof(proven=proof.proven, exercised=True, detail=detail, checked=len(before), failed=proof.failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Start what is down, also a replica that another fault has kept from starting. Idempotent."""
+        """Start what is down, including a replica that another fault kept from starting. Idempotent."""
         processes = processes_of(target)
         await processes.release(injection.fault_id)
         await processes.revive(injection.value.get("hosts", ()))
@@ -115,4 +115,4 @@ class Restart(FormNemesis):
 
 
 RESTART = Restart()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

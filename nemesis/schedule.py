@@ -1,8 +1,8 @@
-"""When faults happen: schedules as plain values.
+"""Schedules of faults, as plain values.
 
 A schedule is a list of timed events, each the injection or the healing of one fault. It can be made from a
-seed (`periodic`), written by hand, saved and loaded as JSON, and cut down by dropping faults: what a fault
-does at random depends on the run's seed and the fault's own id only, never on the faults before it.
+seed (`periodic`), written by hand, saved and loaded as JSON, and reduced by dropping faults: the random choices
+of a fault depend only on the run's seed and the fault's own id, never on the faults before it.
 
 As JSON a schedule is a list of objects:
 
@@ -40,10 +40,10 @@ INJECT = "inject"
 HEAL = "heal"
 
 MAX_EVENTS = 100_000
-"""Events in one schedule: a fault a second for more than half a day; more is a broken file."""
+"""Events in one schedule: a fault per second for more than half a day; more means a broken file."""
 
 MAX_FILE_BYTES = 32 << 20
-"""Size of a schedule file; MAX_EVENTS events fit several times over."""
+"""Largest schedule file; MAX_EVENTS events fit several times over."""
 
 MAX_REPORTED_PROBLEMS = 50
 """Problems listed for one broken schedule; the rest are counted."""
@@ -65,8 +65,8 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
-    """One thing that happens to one fault, `at_s` seconds after the schedule's zero, or at its trigger `when` that
-    comes next (see nemesis.triggers)."""
+    """The injection or healing of one fault: `at_s` seconds after the schedule's zero, or at the next occurrence of its
+    trigger `when` after that (see nemesis.triggers)."""
 
     at_s: float
     action: str
@@ -105,7 +105,7 @@ class Schedule:
         return self.events[-1].at_s if self.events else 0.0
 
     def without(self, fault_ids: frozenset[str]) -> Schedule:
-        """This schedule less some faults; what the others do at random does not change."""
+        """This schedule without some faults; the random choices of the others do not change."""
         return Schedule(tuple(event for event in self.events if event.fault_id not in fault_ids))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ class Schedule:
 
 
 def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> list[str]:
-    """What is wrong with one event by itself."""
+    """What is wrong with one event on its own."""
     if not isinstance(entry, dict):
         return [f"an event is an object, not {type(entry).__name__}"]
     problems = [f"unknown field {name!r}; fields are: {', '.join(_FIELDS)}" for name in entry if name not in _FIELDS]
@@ -166,7 +166,7 @@ def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> 
 
 
 def _pair_up(entries: Sequence[tuple[int, Mapping[str, Any]]], problems: list[str]) -> list[FaultEvent]:
-    """Give each heal the nemesis and variant of its injection; adds what does not pair up to `problems`."""
+    """Give each heal the nemesis and variant of its injection; add to `problems` what does not pair up."""
     events: list[FaultEvent] = []
     injected: dict[str, FaultEvent] = {}
     healed: set[str] = set()
@@ -207,7 +207,7 @@ def _pair_up(entries: Sequence[tuple[int, Mapping[str, Any]]], problems: list[st
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The list form as a file has it, one event a line."""
+    """The list form as written to a file, one event per line."""
     lines = ",\n ".join(json.dumps(event) for event in schedule.to_json())
     return f"[{lines}]\n"
 
@@ -219,14 +219,14 @@ def save_schedule(schedule: Schedule, path: str) -> None:
 
 
 def load_schedule(path: str, *, known: Mapping[str, Collection[str]] | None = None) -> Schedule:
-    """Read the list form from a file, as `Schedule.from_json`. Raises ScheduleError, also when the file
-    cannot be read or is no JSON."""
+    """Read the list form from a file, as `Schedule.from_json`. Raises ScheduleError, also if the file
+    cannot be read or is not JSON."""
     try:
         size_bytes = os.stat(path).st_size
         if size_bytes > MAX_FILE_BYTES:
             raise ScheduleError([f"{path}: {size_bytes} bytes are too many for a schedule"])
         with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_FILE_BYTES + 1)  # a device or a pipe says nothing of its size, and may never end
+            text = file.read(MAX_FILE_BYTES + 1)  # a device or a pipe has no known size, and may never end
         if len(text) > MAX_FILE_BYTES:
             raise ScheduleError([f"{path}: more than {MAX_FILE_BYTES} characters are too many for a schedule"])
         data = json.loads(text)
@@ -251,8 +251,8 @@ def periodic(
     """One fault at a time: a quiet start, then faults of `on_s` seconds with `off_s` between them.
 
     `choices` are pairs of a nemesis and the variants that may be used. Nemeses take turns in an order
-    that `rng` shuffles anew each time round, and so do the variants of each, so that none comes twice before
-    all have come once. The quiet start lasts `quiet_start_s` seconds (default: `off_s`). The last fault is
+    that `rng` reshuffles every round, and so do the variants of each, so that none repeats before all
+    have had a turn. The quiet start lasts `quiet_start_s` seconds (default: `off_s`). The last fault is
     healed at `time_limit_s` at the latest, and none is cut short.
 
     Raises ScheduleError when not even one fault fits, or for times that make no sense.
@@ -299,6 +299,6 @@ def periodic(
 
 
 def _endless(items: Sequence[_Item], rng: random.Random) -> Iterator[_Item]:
-    """All items in random order, again and again."""
+    """All items in random order, reshuffled every round, forever."""
     while True:
         yield from rng.sample(items, len(items))

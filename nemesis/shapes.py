@@ -1,9 +1,9 @@
-"""Who is cut from whom: the shapes of a partition.
+"""The shapes of a partition: which hosts are cut from which.
 
 A shape turns the hosts of a cluster, a source of randomness and, for some, the current leader into a grudge.
 Shapes are pure: the same arguments give the same grudge, so a seed decides a run. Names and guarantees are
-those of the field (Jepsen's nemesis partitioners); where Jepsen promises something for five nodes only, the
-shapes here promise it for every number of hosts they accept.
+those of Jepsen's nemesis partitioners; what Jepsen guarantees for five nodes only, the shapes here guarantee
+for every number of hosts they accept.
 
 A host *sees* itself and every host whose packets reach it. A *majority* of n hosts is n // 2 + 1 of them.
 """
@@ -50,10 +50,10 @@ def split_grudge(groups: Iterable[Iterable[str]]) -> dict[str, frozenset[str]]:
 
 
 def named_problem(text: str, hosts: Sequence[str] | None = None) -> str | None:
-    """Why `text` names no cut, as one line; None when it does. Without `hosts` names are taken on trust.
+    """Why `text` names no cut, as one line; None when it does. Without `hosts`, any name such as n7 is accepted.
 
     A cut is named by the hosts themselves: `n1+n2|n3+n4` separates two groups (or more) in both directions, and
-    `n1>n2+n3` keeps what n1 sends from n2 and n3. Hosts that are not named are cut from nobody.
+    `n1>n2+n3` drops what n1 sends to n2 and n3. Hosts that are not named are not cut off.
     """
     groups = _named_groups(text)
     names = [name for group in groups for name in group]
@@ -106,11 +106,11 @@ def _majority_minority(hosts: Sequence[str], rng: random.Random, leader: str | N
 
 
 def _majorities_ring(hosts: Sequence[str], rng: random.Random, leader: str | None) -> Grudge:
-    """Hosts stand in a circle, in random order, and each sees its nearest neighbours on both sides.
+    """Hosts are arranged in a circle, in random order, and each sees its nearest neighbours on both sides.
 
-    With `reach` neighbours to each side a host sees 2 * reach + 1 hosts. The least reach that gives a
+    With `reach` neighbours on each side a host sees 2 * reach + 1 hosts. The smallest reach that gives a
     majority is used; for n >= 4 that is less than the whole circle, so all views differ. Three hosts would
-    see everybody; there the circle is opened into a line: its ends see two hosts each, its middle all three.
+    see each other, so they form a line instead: the ends see two hosts each, the middle all three.
     """
     circle = rng.sample(hosts, len(hosts))
     count = len(circle)
@@ -151,7 +151,7 @@ def _leader_minority(hosts: Sequence[str], rng: random.Random, leader: str | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One way to partition a cluster. `minimum_hosts` is the fewest hosts of which it can be made."""
+    """One way to partition a cluster of at least `minimum_hosts` hosts."""
 
     name: str
     description: str
@@ -160,7 +160,7 @@ class Shape:
     make: Callable[[Sequence[str], random.Random, str | None], Grudge]
 
     def problem(self, host_count: int) -> str | None:
-        """Why this shape cannot be made of so many hosts, as one line; None when it can."""
+        """Why this shape does not exist for `host_count` hosts, as one line; None when it does."""
         if host_count >= self.minimum_hosts:
             return None
         return f"partition shape {self.name} needs at least {self.minimum_hosts} hosts, not {host_count}"
@@ -168,8 +168,8 @@ class Shape:
     def grudge(self, hosts: Sequence[str], rng: random.Random, leader: str | None = None) -> Grudge:
         """The grudge of this shape over `hosts`; every random choice is taken from `rng`.
 
-        Raises ShapeError for too few hosts, for a host named twice, and for a leader that is missing or is
-        none of the hosts.
+        Raises ShapeError for too few hosts, for a host named twice, and for a leader that is missing or not
+        among the hosts.
         """
         problem = self.problem(len(hosts))
         if problem is not None:
@@ -233,7 +233,7 @@ SHAPES: Mapping[str, Shape] = {
         Shape(
             name="leader-minority",
             description="the leader with as many followers as still make a minority",
-            # Of three or four hosts the largest minority is the leader alone, which is another shape.
+            # With three or four hosts the largest minority is the leader alone, which is another shape.
             minimum_hosts=5,
             needs_leader=True,
             make=_leader_minority,

@@ -1,10 +1,10 @@
-"""The nemesis `slow-client`: clients that ask and do not read what they are answered.
+"""The nemesis `slow-client`: clients that send requests and do not read the responses.
 
-Each opens connections to a replica with a small receive buffer, sends one request after the other, whose answers are
-long, and reads none of them, or a few bytes a second. The client's receive window closes, and what the replica answers
-stays in the send queues of its own sockets, as the kernel of its host has them: that is the proof, and at the same time
-that the replica met the fault. What a replica should do is its own affair: wait, close such a connection, or take no
-more requests on it. Other clients should not notice.
+Each connection to a replica has a small receive buffer and sends one request after the other, whose responses are long.
+The client reads nothing, or a few bytes per second. Its receive window closes, and the replica's responses stay in the
+send queues of the replica's own sockets, as its host's kernel shows them. That proves the fault, and also that the
+replica has met it. How the replica reacts is its own affair: it may wait, close such a connection, or accept no more
+requests on it. Other clients should not notice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["SLOW_CLIENT", "SlowClientNemesis"]
 
 MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8
 SLOW_BYTES_PER_S = 200
-"""Far below what any answer needs: a kilobyte takes five seconds."""
+"""Far too slow for any response: a kilobyte takes five seconds."""
 
 FILL_TIMEOUT_S = 10.0
-"""Until the answers have filled both kernels' buffers and something stays with the replica, on a busy machine."""
+"""Until responses have filled both kernels' buffers and some stay in the replica's queues, on a busy machine."""
 CLOSE_TIMEOUT_S = 6.0
 """Until a replica has noticed that such a client is gone."""
 POLL_S = 0.1
 STUCK_LOOKS = 5
-"""One after the other that must find the answers stuck: any answer is in a send queue for a moment."""
+"""Consecutive checks that must find the responses stuck: any response is in a send queue for a moment."""
 
 
 class SlowClientNemesis(FormNemesis):
-    """Connects clients that do not read. See the module's text."""
+    """Connects clients that do not read. See the module's docstring."""
 
     name = "slow-client"
     description = "clients that ask and leave the answers unread, so that they stay with the replica"
@@ -62,15 +62,15 @@ class SlowClientNemesis(FormNemesis):
         return {"connections": rng.randint(MIN_CONNECTIONS, MAX_CONNECTIONS), "bytes_per_s": rate}
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Connect the clients, which begin to ask at once."""
+        """Connect the clients, which start sending requests at once."""
         if injection.problem is None:
             value = injection.value
             client = SlowClient(connections=value["connections"], bytes_per_s=value["bytes_per_s"])
             await _clients(target).connect(injection.fault_id, dict.fromkeys(value["hosts"], client))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Answers stay in the send queues of every victim, on each of these connections; the clients have read no more
-        than they are to."""
+        """Responses stay in the send queues of every victim, on each of these connections; the clients have read no
+        more than allowed."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         kept = hosts_kept_from(Activity.ANSWER, in_force)
@@ -96,7 +96,7 @@ class SlowClientNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The clients still read nothing, or little; who was closed by a replica has been met all the more."""
+        """The clients still read nothing, or little. A connection that the replica closed counts as exercised, too."""
         unread = await _clients(target).unread(injection.fault_id)
         failed = [
             f"clients of {host} have read {each.read_bytes} bytes, not {each.may_read_bytes} at most"
@@ -113,7 +113,7 @@ class SlowClientNemesis(FormNemesis):
         await _clients(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """No connection of these clients is left at any victim, and the victims answer."""
+        """No connection of these clients is left at any victim."""
         kept = hosts_kept_from(Activity.ANSWER, in_force)
         deadline_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
         while True:
@@ -147,4 +147,4 @@ def _clients(target: Target) -> Clients:
 
 
 SLOW_CLIENT = SlowClientNemesis()
-"""The one instance that the registry hands out; it holds no state."""
+"""The instance that the registry returns; it is stateless."""

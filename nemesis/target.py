@@ -1,11 +1,11 @@
 """The interfaces that faults act on.
 
-A nemesis knows nothing of namespaces, containers or simulated links. It asks a `Target` for its hosts and
+A nemesis knows nothing of namespaces, containers or simulated links. It gets its hosts from a `Target` and
 acts through small interfaces; each cluster implements those it can. An interface that a cluster lacks is
-`None` on its target, and the harness says so by name before the test starts.
+`None` on its target, and the harness reports it by name before the test starts.
 
 Vocabulary: a *link* is a directed pair (source host, destination host). A *grudge* maps a host to the hosts
-whose packets it drops, so {b: {a}} cuts only the direction a -> b and one-way cuts are ordinary values.
+whose packets it drops, so {b: {a}} cuts only the direction a -> b, and one-way cuts are ordinary values.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ ABILITIES: Mapping[str, Sequence[str]] = {
     "clients": ("stuck", "slow"),
     "names": ("gone", "silent", "slow", "wrong", "unused"),
 }
-"""Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities; `operator` is
-the system's own affair, on any cluster, and `clients` that of both."""
+"""Interface -> its possible abilities. A cluster can have an interface and lack some of its abilities. `operator`
+depends on the system under test alone, `clients` on the system and the cluster, the others on the cluster."""
 
 Grudge = Mapping[str, frozenset[str]]
 """destination host -> source hosts whose packets the destination drops"""
@@ -100,10 +100,10 @@ def links_of(grudge: Grudge) -> frozenset[Link]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe of one link saw. `passed` is True when the probe's bytes arrived at the destination.
+    """The result of probing one link. `passed` is True when the probe's bytes arrived at the destination.
 
-    `partial` says that a link was probed in several ways (existing and new connections, say) that did not
-    agree. Then `passed` is True, since something arrived, but the link is neither cut nor whole.
+    `partial` means that the link was probed in several ways (existing and new connections, say) with different
+    results. Then `passed` is True, since something arrived, but the link is neither cut nor whole.
     """
 
     link: Link
@@ -113,16 +113,15 @@ class ProbeResult:
 
 
 PROBE_ATTEMPTS = 20
-"""Datagrams along a link within a probe's time while none has arrived: one lost packet on a lossy link is not a cut.
-The worst shaped link loses 40 %, so all of them once in a hundred million; four would be one probe in forty."""
+"""Datagrams that a probe sends until one arrives: one lost packet on a lossy link is not a cut. The worst shaped link
+loses 40 %, so all of them get lost once in a hundred million probes; with four attempts it would be one in forty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTraffic:
-    """What the programs on two hosts have sent along one link since the cluster was started; what the harness sent
-    itself is not counted. `passed_bytes` arrived, `stopped_bytes` ran into a cut, as did `stopped_connections` where a
-    network sees attempts to connect apart from bytes. Bytes are those that the network carries, headers included where
-    it sees them."""
+    """What the programs on two hosts have sent along one link since the cluster was started, not counting the harness's
+    own traffic. `passed_bytes` arrived, `stopped_bytes` ran into a cut, as did `stopped_connections` if the network
+    counts connection attempts separately. Bytes include packet headers if the network sees them."""
 
     passed_bytes: int = 0
     stopped_bytes: int = 0
@@ -130,7 +129,7 @@ class LinkTraffic:
 
     @property
     def was_used(self) -> bool:
-        """Whether there was anything at all."""
+        """Whether there was any traffic at all."""
         return bool(self.passed_bytes or self.ran_into_cut)
 
     @property
@@ -139,7 +138,7 @@ class LinkTraffic:
         return bool(self.stopped_bytes or self.stopped_connections)
 
     def since(self, earlier: LinkTraffic) -> LinkTraffic:
-        """What there was since an earlier reading. Raises ValueError when the counting began anew in between."""
+        """The traffic since an earlier reading. Raises ValueError when the counters were reset in between."""
         found = LinkTraffic(
             passed_bytes=self.passed_bytes - earlier.passed_bytes,
             stopped_bytes=self.stopped_bytes - earlier.stopped_bytes,
@@ -155,17 +154,17 @@ class CountsTraffic(Protocol):
     """A network that counts what the programs on its hosts send each other."""
 
     async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
-        """What went along each of these links, and what did not get through."""
+        """The traffic that passed each of these links, and the traffic that was stopped."""
         ...
 
 
 @runtime_checkable
 class FindsBypasses(Protocol):
-    """A network that its hosts' programs can get around, and that sees when they do."""
+    """A network that its hosts' programs can bypass, and that detects it when they do."""
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """What goes, or may go, between the ends of these links and not over them, as lines that name the mend; none
-        when there is nothing of the kind at this moment."""
+        """How traffic between the ends of these links bypasses them now, or may, as lines that name the fix; empty if
+        it does not."""
         ...
 
 
@@ -181,7 +180,7 @@ class Network(Protocol):
         ...
 
     async def heal_all(self) -> None:
-        """Undo every cut. Idempotent; safe in any state, also half-way through a failed `cut`."""
+        """Undo every cut. Idempotent; safe in any state, even half-way through a failed `cut`."""
         ...
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
@@ -199,11 +198,10 @@ DOWN = "down"
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What one look at a replica's process saw. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
-    the replica was started in this run; `pids` are the numbers on its host of the first process of each of its
-    programs that has not ended, none when down or not known; `ended_by_itself` says of one that is down that it was
-    started and no fault has ended it since; `was_forced` of one that a fault has ended by SIGTERM that it took a
-    SIGKILL in the end."""
+    """The state of a replica's processes at one moment. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
+    the replica was started in this run; `pids` are the pids, on its host, of the first process of each of its programs
+    that has not ended, empty when down or not known. `ended_by_itself`: the replica is down although no fault has ended
+    it since its last start. `was_forced`: a fault sent it SIGTERM, and it took a SIGKILL to end it."""
 
     host: str
     state: str
@@ -214,9 +212,9 @@ class ProcessView:
 
 
 class ProcessMember(NamedTuple):
-    """One process of a replica, as the kernel of its host knows it: its number and the time of its start, in ticks
-    since the host's own, are nobody else's. `letter` is its state as in /proc: R, S, D, T, ... Of one that waits in the
-    kernel (D) `meets_signal` says that it stops, or ends, before it runs on."""
+    """One process of a replica, as the kernel of its host sees it, identified by its pid and its start time in ticks
+    since boot. `letter` is its state in /proc: R, S, D, T, ... `meets_signal` tells of a process that waits in the
+    kernel (D) that it will stop, or end, before it runs again."""
 
     pid: int
     start_ticks: int
@@ -230,16 +228,16 @@ class ProcessMember(NamedTuple):
 
 @runtime_checkable
 class SeesMembers(Protocol):
-    """Processes of which every single one is seen: a replica's own and all that it started."""
+    """Processes that are visible one by one: a replica's first process and all that it started."""
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
-        """Those of the replica of `host`, as it was last started, that have not ended; None where nobody tells."""
+        """The processes of the replica of `host` since its last start that have not ended; None if not known."""
         ...
 
 
 class Processes(Protocol):
-    """The replicas' processes, one a host. Faults add up: a replica is up when no fault keeps it down, and
-    runs when no fault pauses it. Every method returns once what it asks for is so."""
+    """The replicas' processes, one replica per host. Faults add up: a replica is up when no fault keeps it down, and
+    runs when no fault pauses it. Every method returns once its effect is complete."""
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         """End the replicas of `hosts` by SIGKILL, or SIGTERM for "TERM", and keep them down until released."""
@@ -250,12 +248,12 @@ class Processes(Protocol):
         ...
 
     async def pause(self, fault_id: str, hosts: Collection[str]) -> None:
-        """Stop the replicas by SIGSTOP until released; one that is started meanwhile is stopped as well."""
+        """Stop the replicas by SIGSTOP until released; a replica that is started meanwhile is stopped as well."""
         ...
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault: continue and start again what no other fault holds. Also starts replicas of its hosts
-        that ended by themselves. Idempotent."""
+        that ended on their own. Idempotent."""
         ...
 
     async def release_all(self) -> None:
@@ -267,15 +265,15 @@ class Processes(Protocol):
         ...
 
     async def look(self, host: str) -> ProcessView:
-        """The state of the process itself, asked of its host."""
+        """The state of the processes themselves, as their host sees them."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimit:
-    """How little a replica may use; `kind` is an ability of resources. `percent` of one processor for "cpu";
-    `spare_mib` for "memory", beyond the data that its processes hold at that moment, and no more than they use then; of
-    "processes" and "descriptors" there are to be no more than there are."""
+    """What a replica may use at most; `kind` is an ability of resources. "cpu": `percent` of one processor. "memory":
+    `spare_mib` beyond the data that its processes hold at that moment, and no more than they use then. "processes" and
+    "descriptors": no more than exist at that moment."""
 
     kind: str
     percent: int = 0
@@ -284,9 +282,9 @@ class ResourceLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceUse:
-    """What the kernel says of one kind of limit on one replica. `met` counts how often the limit kept it from something
-    since the cluster was started, None where the kernel does not count; `astray` are its processes that the limit does
-    not reach, by name; `detail` has limit and use in words."""
+    """What the kernel reports about one kind of limit on one replica. `met` counts how often the limit was hit since
+    the cluster was started, None if the kernel does not count that; `astray` are the replica's processes that are not
+    under the limit, by name; `detail` is limit and usage as text."""
 
     is_limited: bool
     met: int | None
@@ -295,14 +293,14 @@ class ResourceUse:
 
 
 class Resources(Protocol):
-    """What replicas may use of their hosts. Of several limits of one kind on a host the lowest counts."""
+    """Limits on what replicas may use of their hosts. If a host has several limits of one kind, the lowest counts."""
 
     async def limit(self, fault_id: str, limits: Mapping[str, ResourceLimit]) -> None:
-        """Limit the processes that the replicas of hosts have now, and what these start, until released."""
+        """Limit the current processes of the hosts' replicas, and the processes that these start, until released."""
         ...
 
     async def usage(self, host: str, kind: str) -> ResourceUse:
-        """What the kernel says of one kind of limit on the replica of `host`, whether or not there is one."""
+        """What the kernel reports about one kind of limit on the replica of `host`, whether or not one is set."""
         ...
 
     async def release(self, fault_id: str) -> None:
@@ -315,16 +313,16 @@ class Resources(Protocol):
 
 
 MONOTONIC_PPM = (-750_000, 2_000_000)
-"""How far the rate of a monotonic clock may be off, by all faults together: a quarter of it, and three times. It has to
-go forward."""
+"""Bounds on the total rate error of a monotonic clock under all faults: from a quarter of its rate to three times its
+rate. It must always go forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkew:
-    """How a host's clock differs from the true one: by an offset, by a rate that adds up from the injection on,
-    and by a strobe, an offset that comes and goes every period. What the rate has added up to is gone each time it has
-    come to `step_ms`, where that is above 0: the clock is stepped right. `affects_monotonic` moves the monotonic clock
-    instead of the wall clock, by the rate only: it never goes back."""
+    """How a host's clock differs from the true one: by an offset, by a rate that accumulates from the injection on,
+    and by a strobe, an offset that comes and goes every period. If `step_ms` is above 0, the accumulated error is reset
+    each time it reaches that value: the clock is stepped right. `affects_monotonic` changes the rate of the monotonic
+    clock instead of the wall clock, and nothing else: a monotonic clock never goes back."""
 
     offset_ms: int = 0
     rate_ppm: int = 0
@@ -334,16 +332,16 @@ class ClockSkew:
     step_ms: int = 0
 
     def gained_ms(self, elapsed_s: float) -> float:
-        """What the rate alone makes of the clock in so many seconds."""
+        """The error (ms) that the rate alone accumulates in `elapsed_s` seconds."""
         gained_ms = self.rate_ppm * elapsed_s / 1000
         return math.fmod(gained_ms, self.step_ms) if self.step_ms else gained_ms
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What a replica itself said of its clocks, or what is read in its place. `offset_ms` is its wall clock less the
-    true one (the harness's, where hosts differ by nature less that difference too), right to `uncertainty_ms` either
-    way; `monotonic_s` is its monotonic clock at the true monotonic time `at_s`."""
+    """Clocks as reported by a replica, or as read where it runs. `offset_ms` is its wall clock minus the true one (the
+    harness's, corrected by the baseline skew between hosts if there is one), within `uncertainty_ms` either way;
+    `monotonic_s` is its monotonic clock at the true monotonic time `at_s`."""
 
     offset_ms: float
     uncertainty_ms: float
@@ -353,9 +351,9 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class FaultMet:
-    """What the replica of one host has met of a fault since it began, its children included: how many `calls` it made
-    that the fault is about, and how many of them `met` it. None where that cannot be counted. `past` says in words what
-    else it does that may go past the fault; empty where nothing of the kind is known."""
+    """How often the replica of one host, its children included, has met a fault since the fault began: how many `calls`
+    it made that the fault applies to, and how many of them `met` it; None if that cannot be counted. `past` describes
+    what else the replica does that may bypass the fault; empty if nothing such is known."""
 
     calls: int | None
     met: int | None
@@ -366,7 +364,7 @@ class Clocks(Protocol):
     """The clocks that the replicas read. Skews of several faults add up."""
 
     def mechanism(self, host: str) -> str:
-        """What moves the clock of a host's replica, in a word or two."""
+        """The mechanism that skews the clock of a host's replica, in a word or two."""
         ...
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
@@ -374,8 +372,8 @@ class Clocks(Protocol):
         ...
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault: wall clocks step back to the truth, monotonic clocks go at the true rate from where
-        they are. Idempotent."""
+        """Undo one fault: wall clocks step back to the true time, monotonic clocks continue at the true rate from
+        where they are. Idempotent."""
         ...
 
     async def release_all(self) -> None:
@@ -383,16 +381,16 @@ class Clocks(Protocol):
         ...
 
     async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
-        """None when a skew of the wall clock that is in force, or of the `monotonic` one, is felt by the process `pid`
-        of `host`; otherwise why not, in one line."""
+        """None when the process `pid` of `host` feels a skew of the wall clock in force, or of the `monotonic` one;
+        otherwise why not, in one line."""
         ...
 
     async def read(
         self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
     ) -> Sequence[ClockReading]:
-        """What is read in the place of the host's replica: one reading more than there are pauses (s), and none after
-        the wall clock was seen `apart_ms` (ms) apart, where that is above 0. Raises RuntimeError when nothing could be
-        read within `timeout_s` seconds."""
+        """Read the clocks where the host's replica runs: one reading more than there are pauses (s). If `apart_ms` is
+        above 0, stops once two readings of the wall clock are that far apart (ms). Raises RuntimeError when nothing
+        could be read within `timeout_s` seconds."""
         ...
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
@@ -404,7 +402,7 @@ class Clocks(Protocol):
 class DiskFault:
     """What is wrong with a host's disk; `kind` is an ability of disks other than power and crash, `delay_ms` for slow.
 
-    Those of a file system as a whole are `freeze` (changes wait in the kernel), `fill` (no space is left in it) and
+    The kinds that affect a whole file system are `freeze` (changes wait in the kernel), `fill` (no space is left) and
     `shutdown` (every access fails until it is mounted again, for which the host's programs are ended).
     """
 
@@ -414,8 +412,8 @@ class DiskFault:
 
 @dataclass(frozen=True, slots=True)
 class DiskStep:
-    """How one step of a disk probe ended: "ok", the name of an error (ENOSPC, EIO), "no answer" when it had not
-    returned when time was up, or "not tried". `seconds` is how long it took, or was waited for."""
+    """How one step of a disk probe ended: "ok", the name of an error (ENOSPC, EIO), "no answer" if it had not
+    returned when time was up, or "not tried". `seconds` is how long it took, or how long the probe waited for it."""
 
     outcome: str
     seconds: float = 0.0
@@ -423,7 +421,7 @@ class DiskStep:
 
 @dataclass(frozen=True, slots=True)
 class DiskProbe:
-    """What a probe of a host's disk saw, step by step, on the file system and by the path of the replica's data."""
+    """The result of probing a host's disk, step by step, on the file system and in the path of the replica's data."""
 
     host: str
     write: DiskStep
@@ -433,8 +431,8 @@ class DiskProbe:
 
 @dataclass(frozen=True, slots=True)
 class PowerCut:
-    """What a power cut took from a host's disk, and how many changes the account of what is not synced had seen of its
-    replica since the cut before. None where the mechanism cannot count it."""
+    """What a power cut removed from a host's disk. `recorded` is how many changes by its replica the log of unsynced
+    data had recorded since the previous cut. None where the mechanism cannot count."""
 
     lost_operations: int | None
     lost_bytes: int | None
@@ -444,8 +442,8 @@ class PowerCut:
 
 @dataclass(frozen=True, slots=True)
 class BitFlipped:
-    """One byte that is another one now: `before` became `after`, at `offset` of the file. `inode` is the number of
-    the file in its file system; 0 where it has none."""
+    """One changed byte: `before` became `after`, at `offset` of the file. `inode` is the file's inode number; 0 if it
+    has none."""
 
     path: str
     offset: int
@@ -465,28 +463,27 @@ class Disks(Protocol):
         ...
 
     async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
-        """Say that the power of running replicas will be cut. Where it is not known from their
-        start what they have not synced, it is from now on, and what they wrote before is taken as durable. Returns for
-        how many seconds they should run on before the cut; 0 where all is known. Raises RuntimeError."""
+        """Announce that the power of running replicas will be cut. If their unsynced changes have not been logged since
+        their start, logging begins now, and what they wrote before is taken as durable. Returns how many seconds they
+        should keep running before the cut; 0 if everything is logged already. Raises RuntimeError."""
         ...
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what `host` wrote and did not sync, by a model of what a sync makes durable (`ext4`, `posix`, `torn`),
-        or what the kernel had not written yet (`crash`). `seed` decides what is left to chance. Its replica must be
-        down.
+        or what the kernel had not written yet (`crash`). `seed` decides random choices. Its replica must be down.
 
-        Raises RuntimeError when the loss cannot be vouched for.
+        Raises RuntimeError when the loss cannot be determined reliably.
         """
         ...
 
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
-        """What the power cuts of a fault took, by host; until it is released."""
+        """What the power cuts of a fault removed, by host; until it is released."""
         ...
 
     async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
-        """Flip a bit at rest, in the largest of the files that match a pattern below the data directory of `host`, at
-        a place from 0 (its begin) to 1 (the end of what is not zero). Its replica must be down; the bit is
-        put back when the fault is released, unless the byte has been written since. Raises RuntimeError.
+        """Flip a bit at rest, in the largest of the files that match the glob pattern `files` below the data directory
+        of `host`, at `place` from 0 (its beginning) to 1 (the end of its non-zero data). Its replica must be down. The
+        bit is restored when the fault is released, unless the byte has been written since. Raises RuntimeError.
         """
         ...
 
@@ -507,24 +504,24 @@ class Disks(Protocol):
         ...
 
     def mechanism(self, host: str) -> str:
-        """What makes the replica of a host meet the faults, in a word or two."""
+        """The mechanism that injects faults into the replica of a host, in a word or two."""
         ...
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when faults here are felt by the process `pid` of `host`; otherwise why not, in one line."""
+        """None when the process `pid` of `host` feels disk faults; otherwise why not, in one line."""
         ...
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What the replica of each host has met of a fault of `impair`, by host. Of flipped bits, how often it has read
-        one, where that is counted; nothing for another fault."""
+        """How often the replica of each host has met a fault of `impair`, by host. For flipped bits, how often it has
+        read one, if that is counted. Empty for any other fault."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkShape:
-    """How bad one direction of a link is. A delay of `delay_ms` give or take `jitter_ms`; percentages of packets
-    that are lost, sent twice, sent ahead of the delayed ones, or have a bit flipped on their way; a rate in bytes per
-    second (0: no limit)."""
+    """How bad one direction of a link is: a delay of `delay_ms` plus or minus `jitter_ms`; percentages of packets
+    that are lost, duplicated, sent ahead of the delayed ones, or have a bit flipped; a rate limit in bytes per second
+    (0: no limit)."""
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
@@ -562,10 +559,9 @@ class LinkShape:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasure:
-    """What probe packets of the harness met on one link. `delays_ms` has one entry for each that arrived, in the
-    order of sending, right to `within_ms`: two hosts' clocks are known no better. `seconds` is from the first sending
-    to the last arrival. Packets that came with other bytes than they were sent with are counted as `damaged` and not as
-    received."""
+    """What the harness's probe packets met on one link. `delays_ms` has one entry for each that arrived, in the
+    order of sending, accurate to `within_ms`, because two hosts' clocks are compared. `seconds` is from the first
+    sending to the last arrival. Packets that arrived with changed bytes count as `damaged` and not as received."""
 
     link: Link
     sent: int
@@ -580,10 +576,10 @@ class LinkMeasure:
 
 @runtime_checkable
 class CountsRefusals(Protocol):
-    """Links whose hosts count the packets that they refuse as damaged."""
+    """Links whose hosts count the packets that they drop as damaged."""
 
     async def refused(self, hosts: Collection[str]) -> Mapping[str, int]:
-        """How many segments of TCP the kernel of each host has refused for a wrong checksum since it was started."""
+        """TCP segments that the kernel of each host has dropped for a wrong checksum since it was started."""
         ...
 
 
@@ -592,7 +588,7 @@ class Links(Protocol):
 
     @property
     def mechanism(self) -> str:
-        """What shapes them, in a word or two: netem, the relay, proxies."""
+        """The mechanism that shapes the links, in a word or two: netem, the relay, proxies."""
         ...
 
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
@@ -610,14 +606,14 @@ class Links(Protocol):
     async def measure(
         self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
     ) -> Mapping[Link, LinkMeasure]:
-        """Send `count` probe packets of `size_bytes` along each link and see how they arrive; waits at most
+        """Send `count` probe packets of `size_bytes` along each link and observe how they arrive; waits at most
         `timeout_s` seconds for the last of them."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowClient:
-    """Clients of one host that hardly read what they are answered: how many, and how many bytes a second each reads."""
+    """Clients of one host that hardly read responses: how many there are, and how many bytes per second each reads."""
 
     connections: int
     bytes_per_s: int = 0
@@ -625,9 +621,9 @@ class SlowClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadAnswers:
-    """What the kernel of a host says of the replica's own ends of the connections of slow clients: how many there are,
-    how many of them have something in their send queue, and how much that is. `read_bytes` is what these clients have
-    read, of `may_read_bytes` that they were to read by then; `closed` counts connections that the replica has ended."""
+    """What the kernel of a host reports about the replica's ends of slow clients' connections: how many there are, how
+    many of them have data in their send queue, and how much. `read_bytes` is what these clients have read, of at most
+    `may_read_bytes` by then; `closed` counts connections that the replica has ended."""
 
     connections: int
     stuck: int
@@ -643,31 +639,31 @@ class UnreadAnswers:
 
 
 class Clients(Protocol):
-    """Clients that the harness connects to the replicas beside those of the workload."""
+    """Clients that the harness connects to the replicas in addition to those of the workload."""
 
     async def connect(self, fault_id: str, clients: Mapping[str, SlowClient]) -> None:
-        """Connect clients to the replicas of hosts, and have them ask for long answers until released. One whose
-        connection the replica ends connects again."""
+        """Connect clients to the replicas of hosts, and have them request long responses until released. A client whose
+        connection the replica ends reconnects."""
         ...
 
     async def unread(self, fault_id: str) -> Mapping[str, UnreadAnswers]:
-        """What has become of them, by host; also once they are released."""
+        """The state of a fault's connections, by host; also after they are released."""
         ...
 
     async def release(self, fault_id: str) -> None:
-        """Close what one fault has connected. Idempotent."""
+        """Close the connections of one fault. Idempotent."""
         ...
 
     async def release_all(self) -> None:
-        """Close all of them. Idempotent; safe in any state."""
+        """Close the connections of every fault. Idempotent; safe in any state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameFault:
-    """What the name service of a host does to the names of others; `kind` is an ability of names, `delay_ms` how late
-    it answers, for slow. A name that is gone does not exist; wrong ones lead to another host, unused ones to an
-    address that nobody has; a silent service answers nothing."""
+    """How the name service of a host answers queries for others; `kind` is an ability of names, `delay_ms` the delay of
+    slow answers. Names that are gone do not exist (NXDOMAIN); wrong names resolve to another host, unused names to an
+    address that nobody has; a silent service does not answer."""
 
     kind: str
     delay_ms: int = 0
@@ -675,8 +671,8 @@ class NameFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLookup:
-    """What a question for one name came to: `found` is an address, "gone" for a name that does not exist, or "silent"
-    when no answer came within the time. `right` is the address that it should lead to, `seconds` what it took."""
+    """The result of a query for one name: `found` is an address, "gone" for a name that does not exist, or "silent"
+    if no answer came in time. `right` is the address that the name should resolve to, `seconds` how long it took."""
 
     name: str
     found: str
@@ -685,26 +681,26 @@ class NameLookup:
 
 
 class Names(Protocol):
-    """The name service by which the programs of each host find the other hosts. Faults of several ids add up: silent
-    before gone, gone before wrong and unused, and the longest delay."""
+    """The name service by which the programs of each host find the other hosts. If several faults are in force, silent
+    takes precedence over gone, gone over wrong and unused, and the longest delay counts."""
 
     async def disturb(self, fault_id: str, faults: Mapping[str, NameFault]) -> None:
         """Put faults in force on hosts until released; in force on return."""
         ...
 
     async def look_up(self, host: str, *, timeout_s: float) -> Sequence[NameLookup]:
-        """Ask the service of a host for every other host, as its programs would; waits `timeout_s` seconds for an
-        answer. Such questions are not counted. Raises RuntimeError when the host cannot be asked."""
+        """Query the service of a host for every other host, as its programs would; waits `timeout_s` seconds for an
+        answer. These queries are not counted. Raises RuntimeError when the host cannot be reached."""
         ...
 
     async def reaches(self, host: str) -> str | None:
-        """None when every process of the host's replica has this service and no other before it; otherwise why not, in
+        """None when every process of the host's replica uses this service and no other before it; otherwise why not, in
         one line."""
         ...
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """How often the replica of each host has asked for the address of another one since the fault began, and how
-        often the fault was in its answer."""
+        """How often the replica of each host has queried the address of another host since the fault began, and how
+        often the answer was faulty."""
         ...
 
     async def release(self, fault_id: str) -> None:
@@ -717,7 +713,7 @@ class Names(Protocol):
 
 
 class Triggers(Protocol):
-    """What replicas do, as it happens: seen by the cluster, or read from what they log at once."""
+    """Events at replicas as they happen: observed by the cluster, or read from the replicas' logs."""
 
     async def wait(self, trigger: Trigger, *, since_s: float, timeout_s: float) -> Occurrence | None:
         """The trigger's first occurrence since a time of the event loop; None when there is none within `timeout_s`
@@ -727,9 +723,9 @@ class Triggers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """What a replica says of itself when asked. `term` is -1 and `members` empty where the system has no such thing;
-    `members` are the replicas that it holds for its group, those of a change that is not committed yet included if
-    `members_committed` is False. `end` is how far its log goes, in the system's own unit."""
+    """What a replica reports about itself. `term` is -1 and `members` empty if the system has no such concept.
+    `members` are the members of its group as it knows them, including those of an uncommitted change if
+    `members_committed` is False. `end` is the end of its log in the system's own unit, -1 if not known."""
 
     host: str
     leads: bool
@@ -742,26 +738,26 @@ class ReplicaView:
 
 
 class Operator(Protocol):
-    """What somebody who runs the system does to it on purpose, by the system's own requests. Each method tries once."""
+    """What an operator of the system does on purpose, through the system's own requests. Each method tries once."""
 
     async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
-        """What the replica of `host` says of itself; None when it does not answer in time."""
+        """What the replica of `host` reports about itself; None when it does not answer in time."""
         ...
 
     async def transfer(self, fault_id: str, host: str) -> None:
-        """Have the leader give its lead to `host`. Raises RuntimeError with what it was refused with."""
+        """Have the leader transfer leadership to `host`. Raises RuntimeError with the reason if that is refused."""
         ...
 
     def transferred(self, fault_id: str) -> tuple[str, int] | None:
-        """Who said that it leads, and in which term, when a transfer was done; None while none was."""
+        """(host, term) of the leader that a completed transfer led to; None while none is complete."""
         ...
 
     async def remove(self, fault_id: str, host: str) -> None:
-        """Have `host` belong to the group no longer, until it is let in again. Raises RuntimeError."""
+        """Remove `host` from the group until it is let in again. Raises RuntimeError."""
         ...
 
     async def let_in(self, fault_id: str) -> None:
-        """Have those that a fault removed belong to the group again. Idempotent. Raises RuntimeError."""
+        """Add the hosts that a fault removed to the group again. Idempotent. Raises RuntimeError."""
         ...
 
     async def promote(self, fault_id: str, host: str) -> None:
@@ -770,7 +766,7 @@ class Operator(Protocol):
         ...
 
     async def release_all(self) -> None:
-        """Let in whoever was removed. Idempotent; safe in any state."""
+        """Let in every removed host. Idempotent; safe in any state."""
         ...
 
 
@@ -813,22 +809,21 @@ class Target(Protocol):
     def names(self) -> Names | None: ...
 
     def missing(self, interface: str, ability: str) -> str | None:
-        """Why this target lacks an ability of an interface (see ABILITIES), as one line that names what mends
-        it; None when it has it."""
+        """Why this target lacks an ability of an interface (see ABILITIES), as one line that names the fix; None
+        if it has the ability."""
         ...
 
     def stored_files(self, role: str) -> str | None:
-        """Where a replica keeps its files with a role (log, vote, checkpoint): a pattern for glob below its data
-        directory. None where the system, with its settings, has no such files."""
+        """Where a replica keeps its files with a role (log, vote, checkpoint): a glob pattern below its data
+        directory. None if the system, with its settings, has no such files."""
         ...
 
     async def leaders(self) -> Sequence[str]:
-        """Hosts that call themselves leader right now, by asking the system under test; the highest term
-        first. Empty when nobody answers as leader."""
+        """Hosts whose replicas now report that they lead, the highest term first. Empty when none does."""
         ...
 
     async def answers(self, host: str, *, timeout_s: float) -> bool:
-        """Whether the replica of `host` answers a question about itself within `timeout_s` seconds."""
+        """Whether the replica of `host` answers a status request within `timeout_s` seconds."""
         ...
 
     @property
@@ -837,5 +832,5 @@ class Target(Protocol):
         ...
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
-        """The clocks of the replica of `host` by its own word; None when it does not answer."""
+        """The clocks that the replica of `host` reports; None when it does not answer."""
         ...

@@ -1,16 +1,16 @@
-"""Triggers: what replicas do, for which an event of a schedule may wait.
+"""Triggers: events at replicas that an event of a schedule can wait for.
 
 Much of what breaks replication happens within milliseconds of something else: a crash between a vote and its sync,
 a cut right after an election. An event with `when` happens when its trigger next occurs after its time:
 
-    elected              somebody is elected leader
-    elected@n2           n2 is
-    elected@n2+0.15      0.15 seconds after n2 was
+    elected              any member is elected leader
+    elected@n2           n2 is elected leader
+    elected@n2+0.15      0.15 seconds after n2 was elected
 
-What occurred since the event before began counts too, since the proof of a fault takes time. Where nothing matches
-within TRIGGER_TIMEOUT_S seconds the event happens anyway, and where the cluster cannot see it (simulation sees all,
-others what replicas log at once) the event's time alone counts: `when` aims a fault, it does not condition it. The
-history says which it was.
+Occurrences since the start of the previous event also count, because the proof of a fault takes time. If none matches
+within TRIGGER_TIMEOUT_S seconds, the event happens anyway; if the cluster cannot see the trigger (simulation sees all
+of them, other clusters those that replicas log at once), only the event's time counts. So `when` aims a fault; it is
+not a condition for it. The history records what was waited for and whether it came.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 __all__ = ["KINDS", "TRIGGER_TIMEOUT_S", "Occurrence", "Trigger", "trigger_problem"]
 
 TRIGGER_TIMEOUT_S = 3.0
-"""How long a trigger is waited for: some elections of the fast timings."""
+"""How long to wait for a trigger: several elections with the fast timings."""
 
 MAX_DELAY_S = 60.0
 
@@ -35,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "truncating": "a follower removes entries from the end of its log",
     "recovered": "a member has read its log after a start",
 }
-"""What can be waited for."""
+"""Trigger -> what happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What an event of a schedule waits for. `host` is empty for any."""
+    """What an event of a schedule waits for; an empty `host` matches any host."""
 
     kind: str
     host: str = ""
@@ -60,7 +60,7 @@ class Trigger:
 
     @classmethod
     def parse(cls, text: str) -> Trigger:
-        """Raises ValueError with one line that says what is wrong."""
+        """The trigger that `text` names. Raises ValueError with one line that says what is wrong."""
         problem = trigger_problem(text)
         if problem is not None:
             raise ValueError(problem)
@@ -69,7 +69,7 @@ class Trigger:
         return cls(kind, host, float(delay or 0))
 
     def matches(self, occurrence: Occurrence) -> bool:
-        """Whether this is what was waited for."""
+        """Whether an occurrence is one of this trigger."""
         return occurrence.kind == self.kind and self.host in ("", occurrence.host)
 
 

@@ -1,4 +1,4 @@
-"""Who is hit: the words that name hosts by their role or number.
+"""Targets of faults: words that name hosts by role or by number.
 
     one            a random host                   leader       the leader of the highest term
     minority       the largest minority, random    followers    everybody but the leader
@@ -21,10 +21,10 @@ from nemesis.target import Target
 __all__ = ["LEADER_TIMEOUT_S", "NEEDS_LEADER", "TARGETS", "Victims", "choose_victims", "find_leader", "target_problem"]
 
 LEADER_TIMEOUT_S = 5.0
-"""How long a plan waits for somebody to lead: many elections of the fast profile, one of the default one."""
+"""How long a plan waits for a leader: many elections of the fast profile, one of the default profile."""
 
 LEADER_INTERVAL_S = 0.2
-"""Pause between two questions for the leader, while nobody leads."""
+"""Pause between two attempts to find the leader."""
 
 TARGETS: Mapping[str, str] = {
     "one": "one random host",
@@ -34,16 +34,16 @@ TARGETS: Mapping[str, str] = {
     "followers": "every host but the leader",
     "all": "every host",
 }
-"""Every word but the hosts' own names, with what it means."""
+"""Word -> what it means; hosts' own names are left out."""
 
 _MINIMUM_HOSTS = {"minority": 3, "followers": 2}
 NEEDS_LEADER = frozenset({"leader", "followers"})
-"""Words that mean nobody unless somebody can say who leads."""
+"""Words that can be resolved only if the leader is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """The hosts that a word came to, in the cluster's order. `problem` is set when it came to none."""
+    """The hosts that a word resolves to, in the cluster's order. `problem` is set when it resolves to none."""
 
     hosts: tuple[str, ...]
     leader: str | None = None
@@ -51,7 +51,7 @@ class Victims:
 
 
 def target_problem(word: str, hosts: Sequence[str] | None = None) -> str | None:
-    """Why `word` names nobody, as one line; None when it does. Without `hosts` names are taken on trust."""
+    """Why `word` names no hosts, as one line; None when it does. Without `hosts`, any name such as n7 is accepted."""
     if word in TARGETS:
         if hosts is not None and len(hosts) < _MINIMUM_HOSTS.get(word, 1):
             return f"target {word} needs at least {_MINIMUM_HOSTS[word]} hosts, not {len(hosts)}"
@@ -72,7 +72,7 @@ def target_problem(word: str, hosts: Sequence[str] | None = None) -> str | None:
 async def choose_victims(target: Target, word: str, rng: random.Random) -> Victims:
     """The hosts that `word` means now, every choice from `rng`; waits up to LEADER_TIMEOUT_S for a leader.
 
-    Raises ValueError for a word that this target cannot have.
+    Raises ValueError for a word that names no hosts of this target.
     """
     hosts = list(target.hosts)
     problem = target_problem(word, hosts)
@@ -101,7 +101,7 @@ async def choose_victims(target: Target, word: str, rng: random.Random) -> Victi
 
 
 async def find_leader(target: Target) -> str | None:
-    """The leader of the highest term, by the system's own word; None when nobody leads for too long."""
+    """The leader of the highest term, as the system reports it; None if there is none within LEADER_TIMEOUT_S."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + LEADER_TIMEOUT_S
     while (left_s := deadline_s - loop.time()) > 0:

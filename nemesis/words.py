@@ -1,4 +1,4 @@
-"""How many there are of something, and how far off a clock is, in words."""
+"""Counts and clock offsets as text."""
 
 from __future__ import annotations
 

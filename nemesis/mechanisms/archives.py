@@ -1,4 +1,4 @@
-"""Modules in archives that a Python on another host imports from or runs."""
+"""Adds modules to archives that a Python on another host runs or imports from."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import zipfile
 __all__ = ["FIXED_TIME", "add_module"]
 
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can say: the same sources, added by the same Python, give the same bytes."""
+"""The earliest time a zip file can hold. With a fixed time, the same sources and the same Python give the same bytes."""
 
 _FILE_MODE = 0o644
 _UNCHECKED_HASH = 0b01
-"""PEP 552: the compiled module is of the source beside it, whatever the time of either."""
+"""PEP 552: the compiled module is valid for the source beside it, whatever their timestamps."""
 _MARSHAL_VERSION = 2
-"""The last without references between objects, which depend on what else this process holds."""
+"""The last version without object references, which depend on what else this process holds."""
 
 
 def add_module(archive: zipfile.ZipFile, path: str, source: bytes) -> None:
-    """Add a module's source and, beside it, what this Python compiles it to.
+    """Add a module's source and, beside it, the code that this Python compiles it to.
 
-    Nothing that is imported from an archive is kept compiled, so every start of the node there would compile for half
-    a second. Another version of Python does not know the magic number, and takes the source (`zipimport`). Raises
+    Python does not cache compiled modules of an archive, so that every start of the node there would spend half a
+    second compiling. Another Python version does not know the magic number and uses the source (`zipimport`). Raises
     SyntaxError.
     """
     code = compile(source, path, "exec", dont_inherit=True, optimize=0)
@@ -30,6 +30,6 @@ def add_module(archive: zipfile.ZipFile, path: str, source: bytes) -> None:
     for name, content in ((path, source), (f"{path}c", head + marshal.dumps(code, _MARSHAL_VERSION))):
         info = zipfile.ZipInfo(name, FIXED_TIME)
         info.external_attr = _FILE_MODE << 16
-        info.create_system = 3  # Unix, also when made elsewhere
+        info.create_system = 3  # Unix, even if made on another system
         info.compress_type = zipfile.ZIP_DEFLATED
         archive.writestr(info, content)

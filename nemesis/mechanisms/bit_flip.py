@@ -1,8 +1,8 @@
-"""Flipping a bit of a stored file: a short program for the host's own Python, as its standard input.
+"""Flipping a bit of a stored file: a short program that the host's own Python reads from standard input.
 
 flip DATA FILES PLACE BIT        flips, and prints the file, the offset, the byte before and after, and the
                                  file's inode
-restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the one that was left
+restore PATH OFFSET BEFORE AFTER restores the byte, unless it has been changed since
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ else:
 
 
 def flip_arguments(data_path: str, files: str, place: float, bit: int) -> list[str]:
-    """What the program is given for a flip."""
+    """The program's arguments for a flip."""
     return ["flip", data_path, files, repr(place), str(bit)]
 
 
 class FlippedBits:
-    """The bits that faults have flipped and not yet put back, oldest first.
+    """The bits that faults have flipped and not yet restored, oldest first.
 
-    Two faults may flip bits of one byte, and either may end first: each takes back its own bit and leaves the other's.
+    Two faults may flip bits of one byte, and either may end first: each restores its own bit and leaves the other's.
     """
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], BitFlipped] = {}
-        """By fault and host."""
+        """(fault, host) -> flipped byte."""
 
     def faults(self) -> list[str]:
-        """Those with a bit flipped."""
+        """The faults with a bit flipped."""
         return list(dict.fromkeys(fault_id for fault_id, _ in self._all))
 
     def of(self, fault_id: str) -> dict[str, BitFlipped]:
@@ -87,11 +87,11 @@ class FlippedBits:
         return {fault_id: flipped for (fault_id, each), flipped in self._all.items() if each == host}
 
     def add(self, fault_id: str, host: str, flipped: BitFlipped) -> None:
-        """Note what was flipped last."""
+        """Record the latest flip."""
         self._all[fault_id, host] = flipped
 
     def way_back(self, fault_id: str, host: str) -> BitFlipped | None:
-        """How a fault's bit is put back: the byte should be `after` now, and has to become `before`. None where it was
+        """How to restore a fault's bit: the byte should be `after` now, and has to become `before`. None if it was
         written between this flip and a later one."""
         own = self._all[fault_id, host]
         now = own.after
@@ -102,7 +102,7 @@ class FlippedBits:
         return replace(own, before=now ^ own.before ^ own.after, after=now)
 
     def forget(self, fault_id: str, host: str) -> None:
-        """A fault's bit was put back, so that later flips of its byte are of one without it."""
+        """Remove a fault whose bit was restored, and take that bit out of the values of later flips of the byte."""
         if self.way_back(fault_id, host) is not None:
             bit = self._all[fault_id, host].before ^ self._all[fault_id, host].after
             for other, later in self._later(fault_id, host).items():
@@ -110,7 +110,7 @@ class FlippedBits:
         del self._all[fault_id, host]
 
     def _later(self, fault_id: str, host: str) -> dict[str, BitFlipped]:
-        """The flips of that byte which came later, by fault."""
+        """Later flips of the same byte, by fault."""
         own, on_host = self._all[fault_id, host], self.on(host)
         after = list(on_host)[list(on_host).index(fault_id) + 1 :]
         where = (own.path, own.offset)
@@ -118,12 +118,12 @@ class FlippedBits:
 
 
 def restore_arguments(flipped: BitFlipped) -> list[str]:
-    """What the program is given to put a byte back."""
+    """The program's arguments to restore a byte."""
     return ["restore", flipped.path, str(flipped.offset), str(flipped.before), str(flipped.after)]
 
 
 def parse_flip(output: str) -> BitFlipped:
-    """What the program says it did. Raises ValueError."""
+    """The flip that the program reports. Raises ValueError."""
     words = output.rstrip("\n").split("\t")
     if len(words) != 5:
         raise ValueError(f"no word of a flipped bit: {shlex.quote(output[:200])}")

@@ -1,7 +1,7 @@
 """The disk probe: a short program that writes, syncs and reads a file beside a replica's data, as the replica would.
 
-It is sent to the host as the standard input of a Python there, so it needs nothing installed. It says when each step
-begins and how it ended; a step that never ends is known by its beginning.
+It is sent to the host as the standard input of a Python there, so it needs nothing installed. It prints when each step
+begins and how it ended; a step that never ends has only the first of these lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ except OSError:
 
 
 def parse_probe(host: str, output: str, *, waited_s: float) -> DiskProbe:
-    """What the probe's output says; `waited_s` is how long it was let run, for a step that did not end."""
+    """The result in the probe's output; `waited_s` is how long it was allowed to run, for a step that did not end."""
     steps = dict.fromkeys(("write", "sync", "read"), DiskStep("not tried"))
     for line in output.splitlines():
         words = line.split()

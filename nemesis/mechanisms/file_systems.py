@@ -1,12 +1,12 @@
-"""Faults of a whole file system that is one host's own: frozen, full, shut down. Linux, as root, on this machine.
+"""Faults of a whole file system that belongs to one host: frozen, full, shut down. Linux, as root, on this machine.
 
-Here it is the kernel that fails, for every program and every kind of access alike, also for those that the shim
-does not reach; in return the host needs a file system of its own.
+The kernel itself fails here, for every program and every kind of access, including those that the shim does not
+reach; in return the host needs a file system of its own.
 
     freeze     FIFREEZE: whatever would change something waits in the kernel, and cannot even be killed, until thawed
     fill       a ballast file takes every free block: ENOSPC
-    shut_down  EXT4_IOC_SHUTDOWN without a last write of the journal: EIO from now on, and once it is mounted again
-               everything that was not synced is gone, as after a loss of power
+    shut_down  EXT4_IOC_SHUTDOWN without flushing the journal: EIO from now on, and once mounted again everything that
+               was not synced is gone, as after a power loss
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BALLAST_PREFIX = ".splitbrain-ballast-"
 """How the names of ballast files begin."""
 
 CALL_TIMEOUT_S = 20.0
-"""For one call to the kernel; a freeze first waits for what is being written."""
+"""For one call to the kernel; a freeze first waits for writes in progress."""
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -34,16 +34,16 @@ _NO_LOG_FLUSH = 2
 
 _LEAST_BLOCKS = 1
 _MAX_PIECES = 4096
-"""Pieces in which the space is taken: each takes half of what is left or more, so far fewer are needed."""
+"""Limit on the pieces in which the space is taken: each takes half of what is left or more, so few are needed."""
 
 
 def freeze(path: str) -> None:
-    """Freeze the file system that `path` is on; waits until what is under way is written. Raises OSError."""
+    """Freeze the file system that `path` is on, after waiting for writes in progress. Raises OSError."""
     _ioctl(path, _FIFREEZE, 0)
 
 
 def thaw(path: str) -> bool:
-    """Let a frozen file system go on. False when it was not frozen. Raises OSError."""
+    """Thaw a frozen file system. False when it was not frozen. Raises OSError."""
     try:
         _ioctl(path, _FITHAW, 0)
     except OSError as error:
@@ -54,7 +54,7 @@ def thaw(path: str) -> bool:
 
 
 def shut_down(path: str) -> None:
-    """Have every access to an ext4 file system fail with EIO until it is mounted again. Idempotent. Raises OSError."""
+    """Make every access to an ext4 file system fail with EIO until it is mounted again. Idempotent. Raises OSError."""
     try:
         _ioctl(path, _EXT4_IOC_SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
     except OSError as error:
@@ -63,13 +63,13 @@ def shut_down(path: str) -> None:
 
 
 def fill(path: str, name: str) -> int:
-    """Take every free block of the file system at `path` for a file there; returns its size in bytes. Raises OSError.
+    """Allocate every free block of the file system at `path` to a file there; returns its size in bytes.
 
-    The blocks are reserved and not written, so that it takes a moment whatever the size.
+    The blocks are reserved, not written, so that this is fast whatever the size. Raises OSError.
     """
     descriptor = os.open(os.path.join(path, BALLAST_PREFIX + name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.fsync(descriptor)  # so that blocks promised to writes under way are counted
+        os.fsync(descriptor)  # so that blocks reserved for delayed writes are counted
         size_bytes = 0
         for _ in range(_MAX_PIECES):
             status = os.fstatvfs(descriptor)
@@ -92,7 +92,7 @@ def fill(path: str, name: str) -> int:
 
 
 def remove_ballast(path: str, name: str) -> None:
-    """Give the blocks back. Idempotent. Raises OSError."""
+    """Free the blocks again. Idempotent. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(path, BALLAST_PREFIX + name))
 
@@ -108,4 +108,4 @@ def _ioctl(path: str, request: int, argument: int | bytes) -> None:
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     operation.__name__: operation for operation in (freeze, thaw, shut_down, fill, remove_ballast)
 }
-"""By name; the first argument of each is the path."""
+"""Name -> operation; the first argument of each is the path."""

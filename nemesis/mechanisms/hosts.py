@@ -1,6 +1,6 @@
-"""What a mechanism inside the hosts asks of a cluster: to run a command there, and to overwrite a small file.
+"""What a mechanism needs from a cluster to act inside its hosts: running a command, overwriting and reading a file.
 
-Where a command that fails is an error and nothing else matters, `CheckedShell` makes a shell of any such access.
+`CheckedShell` turns such an access into a shell in which every failed command is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os, sys
 for path in sorted(entry.path for entry in os.scandir(sys.argv[1]) if entry.is_dir(follow_symlinks=False)):
     print(path)
 """
-"""Prints the directories in a directory, one a line. Small images of containers have no `find`; all have Python."""
+"""Prints the directories in a directory, one per line. Small container images have no `find`; all have Python."""
 
 EMPTY_SCRIPT = """
 import os, shutil, sys
@@ -29,16 +29,16 @@ for entry in list(os.scandir(sys.argv[1])):
     if not entry.name.startswith(tuple(sys.argv[2:])):
         (shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
 """
-"""Removes everything in a directory but the names that begin in one of the ways given."""
+"""Removes everything in a directory except names with one of the given prefixes."""
 
 
 def script_arguments(python: str, script: str, *arguments: str) -> Sequence[str]:
-    """The words that run one of the scripts above by a host's Python, which loads nothing beside it."""
+    """The command that runs one of the scripts above with a host's Python, isolated from its site packages."""
     return [python, "-I", "-S", "-c", script, *arguments]
 
 
 class HostAccess(Protocol):
-    """A way into the hosts of a cluster, with the rights that its replicas have or more."""
+    """Access to the hosts of a cluster, with at least the rights of its replicas."""
 
     async def run(
         self,
@@ -50,12 +50,12 @@ class HostAccess(Protocol):
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int, str, str]:
         """Run a command on a host; returns (status, output, errors). Status -9: it was killed after `timeout_s`
-        seconds, and what it had printed by then is returned. It need not have ended then: one that waits in the
+        seconds, and what it had printed by then is returned. It may not have ended yet: a command that waits in the
         kernel ends later."""
         ...
 
     async def overwrite(self, host: str, path: str, data: bytes) -> None:
-        """Write `data` over the beginning of an existing file in one write, so that whoever has it mapped sees it."""
+        """Overwrite the beginning of an existing file in one write, so that processes that have it mapped see it."""
         ...
 
     async def read(self, host: str, path: str, size_bytes: int) -> bytes:
@@ -67,12 +67,12 @@ class HostAccess(Protocol):
         ...
 
     def python(self, host: str) -> str:
-        """A Python 3 there."""
+        """The path of a Python 3 on the host."""
         ...
 
 
 class CheckedShell:
-    """A nemesis.mechanisms.shell.HostShell by way of an access."""
+    """A nemesis.mechanisms.shell.HostShell that uses a HostAccess."""
 
     def __init__(self, access: HostAccess) -> None:
         self._access = access

@@ -1,1 +1,1 @@
-"""Runs on a host: a program under faults that need no library in it. See __main__.py."""
+"""Runs on a host: starts a program under faults that need no library in it. See __main__.py."""

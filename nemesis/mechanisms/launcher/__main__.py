@@ -1,16 +1,16 @@
-"""Run a program under faults of this host, whatever it is linked to.
+"""Run a program under faults of this host, whatever libraries it uses.
 
     python3 -I -S launcher.pyz --control FILE [--program NUMBER] [--root DIRECTORY] [--trap GROUP]...
         [--attach] [--undo DIRECTORY] [--clock] -- PROGRAM [ARGUMENT]...
 
-The program replaces this process, so its process number is the one that was started. With `--trap` the kernel reports
-its file system calls to a supervisor (supervisor.py), with `--attach` from the first disk fault on (attach.py), else
-from the start; the supervisor with `--undo` keeps track of what is not synced
-(account.py); with `--clock` a driver moves the wall clock that it reads (vdso.py). Neither takes privileges: where
-they are lacking, NO_NEW_PRIVS is set for `--trap`, and the program can gain none by set-user-ID. Both reach the
-program's children and threads. What it does is counted under its NUMBER in the control file.
+The program replaces this process and keeps its pid. With `--trap` the kernel reports its file system calls to a
+supervisor (supervisor.py): from the start, or with `--attach` from the first disk fault on (attach.py). With `--undo`
+the supervisor logs unsynced changes (account.py). With `--clock` a driver skews the wall clock that the program reads
+(vdso.py). Neither needs privileges: without them, NO_NEW_PRIVS is set for `--trap`, and the program can gain none by
+set-user-ID. Both reach the program's children and threads. What it does is counted under its NUMBER in the control
+file.
 
-    python3 -I -S launcher.pyz judge PROGRAM [ARGUMENT]...      what would have to reach it (programs.py)
+    python3 -I -S launcher.pyz judge PROGRAM [ARGUMENT]...      what would be needed to reach it (programs.py)
     python3 -I -S launcher.pyz look PID                         what reaches a running program and its children
     python3 -I -S launcher.pyz clock PID|0 APART_MS [PAUSE_S]...
                                                                 the clocks that it, or this program, reads
@@ -18,8 +18,8 @@ program's children and threads. What it does is counted under its NUMBER in the 
 
 These print JSON.
 
-Exits with 2 for wrong arguments, 126 where the faults cannot be had, 127 where the program cannot be run, each with
-one line.
+Exits with 2 for wrong arguments, 126 if the faults cannot be set up, 127 if the program cannot be run, each with one
+line.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _name(name: str) -> None:
 
 
 def _start_helper(serve: Callable[[socket.socket], None]) -> socket.socket:
-    """Fork a process that does `serve`, as nobody's child, so that the program meets no child that it did not start.
-    Returns the channel to it."""
+    """Fork a daemon that runs `serve`: the program must not find a child that it did not start. Returns the channel to
+    the daemon."""
     ours, theirs = socket.socketpair()
     first = os.fork()
     if first == 0:
@@ -81,7 +81,7 @@ def _start_helper(serve: Callable[[socket.socket], None]) -> socket.socket:
 
 
 def _ready(channel: socket.socket, what: str) -> None:
-    """Wait for the helper's word. Raises RuntimeError with what it said instead."""
+    """Wait until the helper is ready. Raises RuntimeError with its error message."""
     said = channel.recv(1000)
     if said != b"+":
         raise RuntimeError(said.decode(errors="replace") or f"the {what} did not start")
@@ -89,8 +89,8 @@ def _ready(channel: socket.socket, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Traps:
-    """What is done with the calls of a program, whose first process is `pid`: those of `groups` are reported, `later`
-    from its first disk fault on."""
+    """Which calls of a program, whose first process is `pid`, are reported: those of `groups`, from its start or, if
+    `later`, from its first disk fault on."""
 
     control: Control
     files: Files
@@ -102,7 +102,7 @@ class _Traps:
     later: bool
 
     def supervise(self, channel: socket.socket) -> None:
-        """Answer them until the program has ended; `channel` brings the listener, unless that comes later."""
+        """Answer the calls until the program has ended; the listener arrives over `channel`, unless `later`."""
         tree, listeners, ledger = ProcessTree(self.pid), Listeners(), Ledger()
         guardian, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
@@ -188,7 +188,7 @@ _QUESTIONS: dict[str, Callable[[Sequence[str]], object]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the program, or answer a question about one."""
+    """Become the program, or report about one."""
     if arguments and arguments[0] in _QUESTIONS:
         print(json.dumps(_QUESTIONS[arguments[0]](arguments[1:])))
         return
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         control = Control(options.control)
         control.claim(options.program)
-        # Where only ancestors may look into a process, the helpers must be allowed to; they are not its ancestors.
+        # If only ancestors may inspect a process (Yama), the helpers need permission; they are not its ancestors.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         if options.clock:
             _drive_clock(control, os.getpid())

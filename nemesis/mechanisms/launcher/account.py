@@ -1,14 +1,14 @@
-"""The account of unsynced data: what a power cut would take away, kept by the supervisor of a program.
+"""The account of unsynced data: an undo log of what a power cut would lose, kept by the supervisor of a program.
 
-Before a reported call changes a file under the root, what was there goes into the undo log, whose format is that of
-shim/undo.c; nemesis/mechanisms/undo_log.py applies it. A sync is done by the supervisor in the program's place, on the
-program's own open file, because only so its success is known. A write through a descriptor that was opened with
-O_SYNC or O_DSYNC (or by RWF_SYNC or RWF_DSYNC) is durable when it returns: it is noted, so that its bytes stay when
-older changes of them are taken back, and so that it makes the file's name durable as a sync does.
+Before a reported call changes a file under the root, the old content goes into the undo log, whose format is that of
+shim/undo.c; nemesis/mechanisms/undo_log.py applies it. The supervisor performs syncs on the program's behalf, on the
+program's own open file, because only then does it know whether they succeed. A write through a descriptor opened with
+O_SYNC or O_DSYNC (or with RWF_SYNC or RWF_DSYNC) is durable when it returns. It is recorded so that its bytes survive
+the undoing of older changes, and because it makes the file's name durable as a sync does.
 
-Not seen: writes through shared mappings, and what io_uring does. Records are written before their call is made; of a
-call that then fails the record restores what is there anyway. A synchronous write that fails counts as one that
-succeeded: a name that it was to make durable stays, which is less than the worst case.
+Not seen: writes through shared mappings, and what io_uring does. Records are written before the call is made; if the
+call then fails, its record restores what is there anyway. A failed synchronous write counts as successful: a name that
+it should have made durable survives, which is milder than the worst case.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _MAGIC = 0x4F444E55
 _CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER, _WRITTEN_THROUGH, _TRUNCATED = range(1, 9)
 _RECORD = struct.Struct("=2I8Q2I")
 _EVERYTHING = (0, 0)
-"""In the place of a device and an inode: what was synced is all that is under the root."""
+"""In place of device and inode: everything under the root was synced."""
 _FIRST_LIMIT_BYTES = 16 << 20
-"""The log is compacted when it is longer than this, or twice what must stay."""
+"""The log is compacted when it is longer than this, or than twice its size after the last compaction."""
 _MAX_LOG_BYTES = 1 << 30
-"""Beyond this nothing is kept track of, and the harness learns that."""
+"""At this size the account is given up, and the harness is told."""
 _CHUNK_BYTES = 1 << 20
 _PREDECESSOR_S = 5.0
-"""How long the log may still be locked for a program that was killed: its supervisor has some calls to finish."""
+"""How long the log may stay locked for a program that was killed: its supervisor may have calls to finish."""
 _LOCK_POLL_S = 0.01
 
 
 class AccountError(RuntimeError):
-    """What is not synced cannot be kept track of any more."""
+    """Unsynced changes can no longer be logged."""
 
 
 class Account:
-    """The undo log in a directory, continued where an earlier program has left it."""
+    """The undo log in a directory, continued from where an earlier program left it."""
 
     def __init__(self, directory: str) -> None:
-        """Raises BlockingIOError while another program keeps the account, OSError."""
+        """Raises BlockingIOError if another program keeps the account, OSError."""
         self._directory = directory
         self._path = os.path.join(directory, "log")
         self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (open for the program's life)
@@ -53,10 +53,10 @@ class Account:
         records = self._records()
         self._next_seq = 1 + max((record[2] for record, _, _ in records), default=0)
         self._bytes = records[-1][2] if records else 0
-        self._log.truncate(self._bytes)  # what was torn
+        self._log.truncate(self._bytes)  # drop a torn record
 
     def begin_anew(self) -> None:
-        """Everything is taken as durable that was written before. Raises OSError."""
+        """Empty the log: everything written so far is taken as durable. Raises OSError."""
         for name in os.listdir(self._directory):
             if name != os.path.basename(self._path):
                 os.unlink(os.path.join(self._directory, name))
@@ -64,13 +64,13 @@ class Account:
         self._bytes = 0
 
     def close(self) -> None:
-        """Nothing is kept track of any more. Raises OSError."""
+        """Empty the log and stop logging. Raises OSError."""
         self.begin_anew()
         self._log.close()
 
     def changing(self, path: str, offset: int, length: int, *, is_cut: bool = False) -> None:
-        """Before bytes [offset, offset + length) of a file change, or its length becomes `offset` (`is_cut`). `path`
-        may be one of /proc/PID/fd. Raises AccountError, OSError."""
+        """Record bytes [offset, offset + length) of a file before they change, or before its length becomes `offset`
+        (`is_cut`). `path` may be one of /proc/PID/fd. Raises AccountError, OSError."""
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return
@@ -86,8 +86,8 @@ class Account:
                 os.close(data_fd)
 
     def writing_through(self, path: str, offset: int, length: int) -> bool:
-        """Before a write of bytes [offset, offset + length) of a file that is durable when it returns. False when there
-        is nothing to note. Raises AccountError, OSError."""
+        """Record a write of bytes [offset, offset + length) of a file that is durable when it returns, before it is
+        made. False when there is nothing to record. Raises AccountError, OSError."""
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or not length:
             return False
@@ -96,18 +96,18 @@ class Account:
         return True
 
     def creating(self, path: str) -> None:
-        """Before a file or directory is made. Its inode is not known yet: the record has none."""
+        """Record that a file or directory is about to be created. Its inode is not known yet: the record has none."""
         parent = os.stat(os.path.dirname(path))
         self._append(_CREATED, (parent.st_dev, parent.st_ino, 0, 0, 0, 0, 0), os.fsencode(path))
 
     def unlinking(self, path: str) -> None:
-        """Before a name goes."""
+        """Record that a name is about to be removed."""
         own, parent = os.lstat(path), os.stat(os.path.dirname(path))
         self._keep(path)
         self._append(_UNLINKED, (parent.st_dev, parent.st_ino, own.st_ino, 0, 0, 0, 0), os.fsencode(path))
 
     def renaming(self, source: str, destination: str) -> None:
-        """Before a file gets another name."""
+        """Record that a file is about to be renamed."""
         own, parent = os.lstat(source), os.stat(os.path.dirname(destination))
         try:
             if stat.S_ISREG(os.lstat(destination).st_mode):
@@ -118,19 +118,19 @@ class Account:
         self._append(_RENAMED, head, os.fsencode(source), os.fsencode(destination))
 
     def sync_begins(self) -> int:
-        """A number for `synced`: what was recorded before this moment becomes durable by the sync."""
+        """A sequence number for `synced`: the sync makes everything recorded before this moment durable."""
         return self._next_seq
 
     def synced(self, status: os.stat_result, begun: int) -> None:
-        """A sync of a file or directory has succeeded that began at `begun`."""
+        """Record a successful sync of a file or directory that began at `begun`."""
         self._append(_SYNCED, (status.st_dev, status.st_ino, 0, 0, 0, 0, 0), seq=begun)
 
     def synced_everything(self, begun: int) -> None:
-        """A sync of the whole file system has succeeded that began at `begun`."""
+        """Record a successful sync of the whole file system that began at `begun`."""
         self._append(_SYNCED, (*_EVERYTHING, 0, 0, 0, 0, 0), seq=begun)
 
     def _keep(self, path: str) -> None:
-        """Keep a file under another name until its going is durable."""
+        """Keep a file under another name until its removal is durable."""
         try:
             os.link(path, os.path.join(self._directory, f"k{self._next_seq}"), follow_symlinks=False)
         except FileExistsError:
@@ -173,7 +173,7 @@ class Account:
             view = view[put:]
 
     def _records(self) -> list[tuple[tuple[int, ...], int, int]]:
-        """(fields, begin, end) of every whole record."""
+        """(fields, begin, end) of every complete record."""
         found, at, size = [], 0, os.fstat(self._log.fileno()).st_size
         while at + _RECORD.size <= size:
             record = _RECORD.unpack(os.pread(self._log.fileno(), _RECORD.size, at))
@@ -185,7 +185,7 @@ class Account:
         return found
 
     def _compact(self) -> None:
-        """Rewrite the log without what has become durable."""
+        """Rewrite the log without records of changes that have become durable."""
         records = self._records()
         durable: dict[tuple[int, int], int] = {}
         for record, _, _ in records:
@@ -208,7 +208,7 @@ class Account:
             for record, begin, end in records:
                 _, kind, seq, dev, ino, *_ = record
                 if kind == _SYNCED:
-                    # It may make the file's own name durable, whose record is about the directory: the last one stays.
+                    # It may make the file's name durable, whose record belongs to the directory: keep the last sync.
                     if (dev, ino, seq) not in kept_syncs:
                         continue
                     kept_syncs.discard((dev, ino, seq))
@@ -219,7 +219,7 @@ class Account:
                         self._forget(seq)
                     continue
                 elif kind == _WRITTEN_THROUGH and (dev, ino) not in pending and seq < through[dev, ino]:
-                    continue  # the last one stays, as of syncs; earlier ones while other changes may be taken back
+                    continue  # keep the last one, as for syncs, and earlier ones while other changes may be undone
                 for at in range(begin, end, _CHUNK_BYTES):
                     fresh.write(os.pread(self._log.fileno(), min(_CHUNK_BYTES, end - at), at))
         fresh_log = open(fresh_path, "a+b", buffering=0)  # noqa: SIM115
@@ -238,7 +238,7 @@ class Account:
 
 
 def _lock(descriptor: int, *, timeout_s: float) -> None:
-    """Say that the log is kept by this program; a power cut waits for the lock. Raises BlockingIOError."""
+    """Lock the log for this program; a power cut waits for the lock. Raises BlockingIOError."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -252,15 +252,15 @@ def _lock(descriptor: int, *, timeout_s: float) -> None:
 def _journal_barrier(
     records: list[tuple[int, ...]], durable: dict[tuple[int, int], int], through: dict[tuple[int, ...], int]
 ) -> int:
-    """The last change of a name or length that a sync of the same file or directory has covered, as undo.c has it; of a
-    file's writes that were durable when they returned the last one is `through`. A file whose number was not known when
-    it was made counts through its directory only."""
+    """The last change of a name or length that a sync of the same file or directory has covered, as in undo.c.
+    `through` has the last write of each file that was durable when it returned. A file whose inode was not known when
+    it was created counts through its directory only."""
     barrier = 0
     for _, kind, seq, dev, ino, own, offset, length, size, *_ in records:
         is_write = kind in (_CHANGED, _WRITTEN_THROUGH)
         if kind == _SYNCED or (is_write and (not length or offset + length <= size)):
             continue
-        # How far other writes have made a file grow is no business of a synchronous one.
+        # A synchronous write does not make the growth by other writes durable.
         by_write = 0 if kind == _CHANGED else through.get((dev, own), 0)
         by_sync = max(durable.get(key, 0) for key in ((dev, ino), (dev, own), _EVERYTHING))
         if kind in (_BARRIER, _WRITTEN_THROUGH) or seq < max(by_sync, by_write):

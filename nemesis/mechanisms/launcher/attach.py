@@ -1,12 +1,11 @@
-"""Calls of a program that runs already are reported from its first disk fault on: until then it is as if it had been
-started without us.
+"""Reports the calls of a running program from its first disk fault on; until then the program runs as if started
+without the launcher.
 
-All processes of the program stand still while each is made to install a filter for all of its threads (tracing.py), so
-that none can start another one meanwhile that would have no filter; what they start later inherits it. A filter stays
-until its process ends. Each process has a listener of its own, which is taken out of it (pidfd_getfd, Linux 5.6).
+All processes of the program are stopped while each is made to install a filter for all of its threads (tracing.py), so
+that none can start a process without a filter meanwhile; later children inherit the filter. A filter stays until its
+process ends. Each process has its own listener, which is taken from it (pidfd_getfd, Linux 5.6).
 
-Tracing is done by a process of its own, which ends afterwards: whatever becomes of it, the kernel lets the program go
-on.
+A separate process does the tracing and ends afterwards: whatever happens to it, the kernel resumes the program.
 """
 
 from __future__ import annotations
@@ -31,38 +30,38 @@ from .vdso import ClockError, base_of, extent_of
 __all__ = ["MAX_PROCESSES", "WATCH_S", "Attached", "listeners_in", "wait_for_faults"]
 
 MAX_PROCESSES = 256
-"""Of a program, when its calls begin to be reported: a descriptor each, of the 1024 that a helper may have."""
+"""Limit on a program's processes when attaching: each takes one of the 1024 descriptors that a helper may have."""
 
 WATCH_S = 0.05
-"""How often the control file is looked at, and the program for new processes."""
+"""How often the control file is read, and the program checked for new processes."""
 _STOP_TIMEOUT_S = 0.5
-"""For a thread to stand still; one that waits for a disk in the kernel does not, and the others stand meanwhile."""
+"""For a thread to stop; one that waits for a disk in the kernel does not, and the others are stopped meanwhile."""
 _RETRY_S = 5.0
-"""How long an attempt that has changed nothing is repeated before it is called failed: a thread that waited for its
-disk, or another that traces, is gone soon or stays."""
+"""How long an attempt that has changed nothing is repeated before it counts as failed: a thread that waits for its
+disk, or another tracer, either is soon gone or stays."""
 
 _PAGE_BYTES = 4096
 _PAGES_BYTES = 2 * _PAGE_BYTES
-"""One for each of two filters."""
+"""One page for each of two filters."""
 _HEADER_BYTES = 16
 _MMAP, _MUNMAP, _CLOSE = 9, 11, 3
 _READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE = 3, 0x22, 2**64 - 1
 _TRACER_NAME = "fault-attach"
 _RESULT = "="
-"""Before what a tracer says at its end; else it says which process it is at."""
+"""Prefix of a tracer's final message; its other messages name the process that it is working on."""
 _ALL = "all"
 _MESSAGE_BYTES = 4096
 _LISTENER_LINK = "anon_inode:seccomp notify"
 _SYSCALL = b"\x0f\x05"
 
 Note = Callable[[int, int | None], None]
-"""Called with a process before a filter is installed in it, and with the listener's descriptor once it is here."""
+"""Called with a pid before a filter is installed in the process, and again with the listener's descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What has been done to a program: its processes' listeners; how many of its processes could not be reached, and an
-    errno that says why; what numbers its filter reports of descriptors below FIRST_PLACED, None for all of them."""
+    """The result of attaching to a program: its processes' listeners; how many of its processes could not be reached,
+    and an errno that says why; the descriptors below FIRST_PLACED that its filter reports, None for all of them."""
 
     listeners: Listeners
     failed: int
@@ -73,9 +72,8 @@ class Attached:
 def wait_for_faults(
     control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket
 ) -> Attached | None:
-    """Wait until a disk fault comes into force, or an account is asked for, and have the program's calls of these
-    groups reported: `guardian` has their listeners as well (supervisor.guard). None when the program has ended
-    before."""
+    """Wait until a disk fault comes into force or an account is requested, then have the program's calls of these
+    groups reported. `guardian` gets the listeners as well (supervisor.guard). None if the program ends before that."""
     ended, tried, failing_since_s = _Ended(next(iter(tree.processes))), -1, 0.0
     while True:
         tree.look()
@@ -104,7 +102,7 @@ class _Ended:
             self._poll.register(self._descriptor, select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for it, no longer than that."""
+        """Wait for the end of the process, or for `timeout_s` seconds."""
         if self._poll.poll(timeout_s * 1000):
             self._poll.unregister(self._descriptor)  # its children may run on
 
@@ -118,7 +116,7 @@ def _attach_in_a_child(control: Control, tree: ProcessTree, groups: Sequence[str
             Path("/proc/self/comm").write_text(_TRACER_NAME)
 
             def note(pid: int, descriptor: int | None) -> None:
-                # The guardian first, and whatever becomes of the supervisor: it stands in for it.
+                # The guardian comes first, and is needed even if the supervisor is gone: it takes its place.
                 for channel, is_needed in ((guardian, True), (theirs, False)):
                     with contextlib.nullcontext() if is_needed else contextlib.suppress(OSError):
                         socket.send_fds(channel, [str(pid).encode()], [] if descriptor is None else [descriptor])
@@ -130,7 +128,7 @@ def _attach_in_a_child(control: Control, tree: ProcessTree, groups: Sequence[str
             os._exit(0)
     theirs.close()
     listeners, unfinished, failed, error_number = Listeners(), set[int](), 1, errno.ECHILD
-    watched: frozenset[int] | None = frozenset()  # of one that was killed in the middle nothing is known
+    watched: frozenset[int] | None = frozenset()  # not known if the tracer is killed midway
     while True:
         message, descriptors, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, 1)
         if descriptors:
@@ -147,7 +145,7 @@ def _attach_in_a_child(control: Control, tree: ProcessTree, groups: Sequence[str
             break
     ours.close()
     os.waitpid(child, 0)
-    for pid in unfinished:  # it was killed in the middle
+    for pid in unfinished:  # the tracer was killed midway
         for descriptor in listeners_in(pid):
             with contextlib.suppress(OSError):
                 socket.send_fds(guardian, [str(pid).encode()], [descriptor])
@@ -158,8 +156,8 @@ def _attach_in_a_child(control: Control, tree: ProcessTree, groups: Sequence[str
 def _attach(
     control: Control, tree: ProcessTree, groups: Sequence[str], note: Note
 ) -> tuple[int, int, frozenset[int] | None]:
-    """(processes that could not be reached, why, the numbers that are reported). Nothing has been installed anywhere
-    where the first one could not."""
+    """(processes that could not be reached, errno, the descriptors that are reported). If the first process could not
+    be reached, nothing has been installed in any."""
     reached = 0
     watched: frozenset[int] | None = None
     try:
@@ -203,8 +201,8 @@ def _stop_all(tree: ProcessTree, standing: contextlib.ExitStack) -> dict[int, St
 
 
 def _require_attachable(pid: int) -> None:
-    """See that a process has no filters of its own, which might kill it for what it is to do, and that descriptors can
-    be taken out of it. Raises FilterError, OSError."""
+    """Check that a process has no filters of its own, which might kill it for the calls it has to make, and that its
+    descriptors can be taken from it. Raises FilterError, OSError."""
     if _filters(pid) != _filters(os.getpid()):
         raise FilterError("the program has a filter of its own", errno.EEXIST)
     for name in os.listdir(f"/proc/{pid}/fd")[:1]:
@@ -212,14 +210,14 @@ def _require_attachable(pid: int) -> None:
 
 
 def _filters(pid: int) -> list[bytes]:
-    """The kernel's words on the filters of a process: the mode, and, since Linux 5.9, how many."""
+    """What the kernel reports about the filters of a process: the mode and, since Linux 5.9, their number."""
     with open(f"/proc/{pid}/status", "rb") as file:
         return [line for line in file if line.startswith(b"Seccomp")]
 
 
 def _install(pid: int, process: Stopped, codes: Sequence[bytes], note: Note) -> bool:
-    """Have one process install a filter: the second one of two, which is selective, where the kernel can have it.
-    Returns whether it is that. Raises FilterError, OSError, TracingError, ClockError."""
+    """Make one process install a filter: of two, the second one, which is selective, if the kernel supports it.
+    Returns whether it is selective. Raises FilterError, OSError, TracingError, ClockError."""
     instruction = _instruction_in(pid)
 
     def call(number: int, *arguments: int) -> int:
@@ -245,7 +243,7 @@ def _install(pid: int, process: Stopped, codes: Sequence[bytes], note: Note) -> 
 
 
 def _instruction_in(pid: int) -> int:
-    """Where a process has an instruction that makes a system call: its vDSO has several. Raises ClockError, OSError."""
+    """The address of a system call instruction in a process: its vDSO has several. Raises ClockError, OSError."""
     base = base_of(pid)
     image = read_memory(pid, base, extent_of(pid, base))
     at = image.find(_SYSCALL)
@@ -255,7 +253,8 @@ def _instruction_in(pid: int) -> int:
 
 
 def listeners_in(pid: int) -> list[int]:
-    """The listeners that a process still has itself, here: who installed its filter was killed in the middle."""
+    """Listeners that a process itself still holds because its tracer was killed midway, as descriptors of this process.
+    """
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -1,8 +1,8 @@
-"""The clocks that a replica reads, beside the true ones.
+"""Reads the clocks that a replica sees, together with the true ones.
 
-Where the replica's clock is bent by a library, this process is under the same one and reads its own clocks. Where the
-replica has a patched vDSO, the offset in it is what every reading of the replica is moved by: it is read there. The
-true clocks come by system calls that the C library itself makes, which neither of the two bends.
+If a library skews the replica's clock, this process is under the same library and reads its own clocks. If the replica
+has a patched vDSO, the offset stored there shifts every reading of the replica, and is read from it. The true clocks
+come from system calls made by the C library itself, which neither mechanism skews.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["read_clocks"]
 
 _TRIES = 20
 _SHORT_NS = 100_000
-"""A reading that took no longer is as good as any."""
+"""A reading that took no longer than this is good enough."""
 
 _CLOCK_GETTIME = {"x86_64": 228, "aarch64": 113}
 
@@ -31,9 +31,9 @@ class _Time(ctypes.Structure):
 
 
 def read_clocks(pid: int, apart_ms: float, pauses_s: Sequence[float]) -> list[list[int]]:
-    """One reading more than there are pauses, in nanoseconds: the true wall clock, the one that is read, and the true
-    one again; then the same three of the monotonic clock. None follow once two of them show the wall clock `apart_ms`
-    apart, where that is above 0. `pid` is the process whose vDSO tells, 0 for this process's own clocks. Raises
+    """One reading more than there are pauses, in nanoseconds: the true wall clock, the skewed one, and the true one
+    again; then the same three for the monotonic clock. If `apart_ms` is above 0, stops once two readings of the wall
+    clock are that far apart. `pid` is the process whose vDSO is read, 0 for this process's own clocks. Raises
     ClockError, OSError."""
     readings = [_read(pid)]
     for pause_s in pauses_s:
@@ -46,7 +46,7 @@ def read_clocks(pid: int, apart_ms: float, pauses_s: Sequence[float]) -> list[li
 
 
 def _read(pid: int) -> list[int]:
-    """Of a few readings the one that took least time: on a busy machine a process may have to stop within one."""
+    """The fastest of a few readings: on a busy machine a process may be preempted during one."""
     image = locate(pid) if pid else None
     found: list[int] = []
     for clock in (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC):
@@ -70,7 +70,7 @@ def _read_once(clock: int, pid: int, image: Image | None) -> tuple[int, int, int
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """The C library, by its own name: what this process finds by `syscall` alone may be the preloaded one's."""
+    """The C library, loaded by its own name: a plain lookup of `syscall` may find the preloaded library's."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL("libc.so.6", use_errno=True)
     return ctypes.CDLL(None, use_errno=True)

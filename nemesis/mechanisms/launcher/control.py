@@ -1,4 +1,4 @@
-"""The control file as the programs that a host runs under faults see it; its layout is that of shim/control.h."""
+"""The control file as the programs under faults on a host see it; its layout is that of shim/control.h."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ HEAD = struct.Struct("=10QqQqQ")
 PROGRAMS_OFFSET = 4096
 PROGRAM_BYTES = 256
 PROGRAM_SLOTS = 64
-"""Programs of one host that are counted at a time."""
+"""Programs of one host that can be counted at the same time."""
 CLOCK_SLOTS = 16
 CLOCK_SLOT = struct.Struct("=7q")
 
 _TRACING_TIMEOUT_S = 3.0
-"""How long one helper waits for another that traces; a program stands still for some milliseconds."""
+"""How long one helper waits for another one to finish tracing, which stops a program for some milliseconds."""
 _TRACING_POLL_S = 0.002
 
 UNCOUNTED = 2**64 - 1
-"""For `clock_reads`, where some process of the program cannot count them."""
+"""Value of `clock_reads` if some process of the program cannot count them."""
 
 TRAPS_FROM_THE_START = 2**64 - 1
-"""For `traps_generation`: whatever faults come."""
+"""Value of `traps_generation` if calls are always reported, whichever faults are in force."""
 
 HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 """Columns of `COUNTERS`."""
@@ -67,7 +67,7 @@ _PARTS = {
     (FAILED, "syncs"): "failed_syncs",
     (FAILED, "reads"): "failed_reads",
 }
-"""What a call met, and what was called -> where that is counted beside the sum of all."""
+"""(what a call met, kind of call) -> column that counts this case, in addition to the total."""
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
 _FIRST_MET = _COLUMNS.index("held")
@@ -75,22 +75,21 @@ _FIRST_MET = _COLUMNS.index("held")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCounts:
-    """What one program that the harness started has done since then, its children included.
+    """What one program that the harness started, its children included, has done since its start.
 
-    `syncs`, `writes`, `grows` (writes that need more space) and `reads` are calls on files under the root; so many of
-    them were `held`, `delayed`, `refused` (no space) and `failed` (EIO). The preloaded shim counts them while a disk
-    fault is in force or what is written is recorded, the launcher always. `recorded` changes are in the account of
-    unsynced data; `clock_reads` are of a clock that is skewed, or UNCOUNTED. `unseen` calls are about files that the
-    launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
-    `clock_reached` processes and could not in `clock_failed`. `lost`: the supervisor has ended before the program.
-    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only). With the settings of
-    `traps_generation` in force, the calls of `traps_reached` processes were reported to the supervisor and those of
-    `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
-    since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported, or
-    had since the faults that are in force began. `buffered` files were opened to be written by the C library's own
-    buffers (`fopen`), whose writes the shim does not see (shim only). `held_syncs`, `refused_grows` and what has
-    `failed` by its kind are those that a fault of the shim or launcher struck: the sums are shared by the faults of a
-    host, and have what the disk itself has refused.
+    `syncs`, `writes`, `grows` (writes that need more space) and `reads` are calls on files under the root; of these,
+    `held`, `delayed`, `refused` (no space) and `failed` (EIO) met a fault. The preloaded shim counts them while a disk
+    fault is in force or changes are recorded, the launcher always. `recorded` are changes in the account of unsynced
+    data; `clock_reads` are reads of a skewed clock, or UNCOUNTED. `unseen` are calls about files that the launcher may
+    not inspect. The clock driver has applied the settings of `clock_generation` in `clock_reached` processes and failed
+    to in `clock_failed`. `lost`: the supervisor ended before the program. `flipped_reads` are reads, by a call, of a
+    byte with a flipped bit (shim only). With the settings of `traps_generation` in force, the calls of `traps_reached`
+    processes were reported to the supervisor; those of `traps_failed` could not be, for the reason `traps_error` (an
+    errno). TRAPS_FROM_THE_START: all calls have been reported since the program's start. `passed` are descriptors of
+    files under the root whose calls are not reported, or were not at some time since the faults in force began.
+    `buffered` are files opened for writing through the C library's own buffers (`fopen`), whose writes the shim does
+    not see (shim only). `held_syncs`, `refused_grows` and the `failed_` columns count calls that a fault of the shim or
+    launcher hit; the totals are shared by all faults of a host and include what the disk itself refused.
     """
 
     id: int
@@ -129,29 +128,29 @@ class ProgramCounts:
 
     @property
     def met(self) -> int:
-        """How often a call met a disk fault."""
+        """Calls that met a disk fault."""
         return self.held + self.delayed + self.refused + self.failed
 
     @property
     def refused_by_disk(self) -> int:
-        """How often the disk itself had no space."""
+        """Calls for which the disk itself had no space."""
         return max(0, self.refused - self.refused_grows)
 
     @property
     def failed_by_disk(self) -> int:
-        """How often the disk itself has failed."""
+        """Calls in which the disk itself failed."""
         return max(0, self.failed - self.failed_writes - self.failed_syncs - self.failed_reads)
 
 
 def parse_programs(control: bytes) -> dict[int, ProgramCounts]:
-    """The counts by program in the bytes of a control file."""
+    """The counts in the bytes of a control file, by program."""
     rows = (_PROGRAM.unpack_from(control, PROGRAMS_OFFSET + slot * PROGRAM_BYTES) for slot in range(PROGRAM_SLOTS))
     return {row[0]: ProgramCounts(**dict(zip(_COLUMNS, row, strict=True))) for row in rows if row[0]}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The disk faults in force: the head of the control file. `account`: what is not synced is to be kept track of."""
+    """The disk faults in force: the head of the control file. `account`: unsynced changes have to be logged."""
 
     has_disk: bool = False
     stall_sync: bool = False
@@ -173,7 +172,7 @@ class Control:
     """The control file, mapped."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError, and ValueError for a file that is none."""
+        """Raises OSError, and ValueError for a file that is not a control file."""
         self._path = os.path.abspath(path)
         with open(path, "r+b") as file:
             self._fd = os.dup(file.fileno())
@@ -201,9 +200,9 @@ class Control:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """While this lasts no other helper of the host's programs traces one of them: the kernel lets one at a time.
-        Raises OSError, BlockingIOError when another does for long."""
-        with open(self._path, "rb") as file:  # a description of our own: helpers have those of whom they were forked by
+        """Exclude other helpers of the host's programs from tracing: the kernel allows one tracer at a time.
+        Raises OSError, BlockingIOError if another helper traces for too long."""
+        with open(self._path, "rb") as file:  # an open file description of our own: forked helpers share the parent's
             deadline_s = time.monotonic() + _TRACING_TIMEOUT_S
             while True:
                 try:
@@ -216,7 +215,7 @@ class Control:
             yield
 
     def settings(self) -> Settings:
-        """What is in force now."""
+        """The settings in force now."""
         if self._map[8:16] != self._generation:
             raw = self._consistent()
             disk, stall_sync, stall, full, error_write, error_sync, error_read, delay_ns = HEAD.unpack_from(raw)[3:11]
@@ -235,13 +234,13 @@ class Control:
         return self._settings
 
     def wall_clock_slots(self) -> tuple[list[tuple[int, ...]], int]:
-        """The skews of the wall clock in force now, as `struct clock_slot` has them, and the settings' generation."""
+        """The skews of the wall clock in force now, with the fields of `struct clock_slot`, and their generation."""
         raw = self._consistent()
         slots = [CLOCK_SLOT.unpack_from(raw, HEAD.size + i * CLOCK_SLOT.size) for i in range(CLOCK_SLOTS)]
         return [slot for slot in slots if any(slot) and not slot[5]], HEAD.unpack_from(raw, 0)[1]
 
     def _consistent(self) -> bytes:
-        """The settings as one write has left them."""
+        """The settings as left by a single write."""
         while True:
             raw = self._map[:COUNTERS_OFFSET]
             end = struct.unpack_from("=Q", raw, HEAD.size + CLOCK_SLOTS * CLOCK_SLOT.size)[0]
@@ -249,8 +248,8 @@ class Control:
                 return raw
 
     def claim(self, program: int) -> None:
-        """Count for the program of this number, which nobody counts for yet; 0 counts for nobody. The harness gives a
-        slot to one living program at a time."""
+        """Start counting for the program with this number; 0 counts nothing. The harness assigns a slot to one running
+        program at a time."""
         self._program = program
         if program:
             row = PROGRAMS_OFFSET + program % PROGRAM_SLOTS * PROGRAM_BYTES
@@ -259,14 +258,14 @@ class Control:
             )
 
     def applied(self, generation: int, reached: int, failed: int) -> None:
-        """Say that the program's clocks are as `generation` of the settings has them."""
+        """Report that the program's clocks follow the settings of `generation`."""
         for column, value in (("clock_reached", reached), ("clock_failed", failed), ("clock_generation", generation)):
             offset = self._offset(column)
             if offset is not None:
                 struct.pack_into("=Q", self._map, offset, value)
 
     def trapped(self, generation: int, reached: int, failed: int, error_number: int = 0) -> None:
-        """Say of how many processes calls are reported, with `generation` of the settings in force."""
+        """Report from how many processes calls are reported under the settings of `generation`."""
         values = {"traps_reached": reached, "traps_failed": failed, "traps_error": error_number}
         for column, value in (*values.items(), ("traps_generation", generation)):
             offset = self._offset(column)
@@ -274,7 +273,7 @@ class Control:
                 struct.pack_into("=Q", self._map, offset, value)
 
     def passed(self, count: int) -> None:
-        """Say how many descriptors of files have, or had, numbers whose calls are not reported."""
+        """Report how many descriptors of files have, or had, numbers whose calls are not reported."""
         offset = self._offset("passed")
         if offset is not None:
             struct.pack_into("=Q", self._map, offset, count)
@@ -284,11 +283,11 @@ class Control:
         self._add_one(operation)
 
     def count_unseen(self) -> None:
-        """Count a call about a file that may not be looked at."""
+        """Count a call about a file that the launcher may not inspect."""
         self._add_one("unseen")
 
     def count_loss(self) -> None:
-        """Say that the supervisor has ended before its program."""
+        """Report that the supervisor has ended before its program."""
         self._add_one("lost")
 
     def count_recorded(self) -> None:
@@ -296,7 +295,7 @@ class Control:
         self._add_one("recorded")
 
     def count_clock_reads(self, count: int) -> None:
-        """Count so many readings of a skewed clock; nothing once they cannot all be counted."""
+        """Add to the reads of a skewed clock, unless they are UNCOUNTED."""
         offset = self._offset("clock_reads")
         if offset is not None and count:
             before = struct.unpack_from("=Q", self._map, offset)[0]
@@ -304,14 +303,14 @@ class Control:
                 struct.pack_into("=Q", self._map, offset, before + count)
 
     def cannot_count_clock(self) -> None:
-        """Say that readings of the program's clock are not counted."""
+        """Report that reads of the program's clock are not counted."""
         offset = self._offset("clock_reads")
         if offset is not None:
             struct.pack_into("=Q", self._map, offset, UNCOUNTED)
 
     def count_met(self, column: int, operation: str) -> None:
-        """Count that a call, which is counted already as `operation`, met a fault: a column of `COUNTERS`. What was
-        called first, then the host's, as the shim does: whoever sees the sum of the program finds both there."""
+        """Count that a call, already counted as `operation`, met a fault: a column of `COUNTERS`. The count by kind of
+        call comes first, then the host's, as in the shim: a reader who sees the program's total finds both there."""
         part = _PARTS.get((column, operation))
         if part is not None:
             self._add_one(part)
@@ -329,7 +328,7 @@ class Control:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _offset(self, column: str) -> int | None:
-        """Where the program has a count; None where it has none, or has lost its slot to another."""
+        """The offset of the program's count; None if it has none, or has lost its slot to another program."""
         row = PROGRAMS_OFFSET + self._program % PROGRAM_SLOTS * PROGRAM_BYTES
         if not self._program or struct.unpack_from("=Q", self._map, row)[0] != self._program:
             return None

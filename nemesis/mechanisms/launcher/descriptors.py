@@ -1,19 +1,19 @@
-"""Which descriptors of a program are reported, so that its sockets cost nothing.
+"""Which descriptors of a program are reported, so that calls on sockets are not slowed down.
 
-A filter stays until its process ends and sees a descriptor's number only. So one that is installed in a running program
-reports writes to those numbers that were of files then, and to all numbers from FIRST_PLACED on; and whatever opens a
-file under the root is answered here: the supervisor opens it in the program's place and gives it a number from
-FIRST_PLACED on (SECCOMP_IOCTL_NOTIF_ADDFD). Everything else, sockets above all, gets the lowest number that is free, as
-ever. What gives such a descriptor another number (dup, F_DUPFD) is answered in the same way. Children inherit filter
+A filter stays until its process ends and sees only a descriptor's number. A filter installed in a running program
+therefore reports writes to the numbers that were files at that time, and to all numbers from FIRST_PLACED on. Calls
+that open a file under the root are answered here: the supervisor opens the file on the program's behalf and gives it a
+number from FIRST_PLACED on (SECCOMP_IOCTL_NOTIF_ADDFD). Everything else, sockets above all, gets the lowest free number
+as usual. Calls that duplicate such a descriptor (dup, F_DUPFD) are answered in the same way. Children inherit filter
 and descriptors; O_CLOEXEC is kept.
 
-The supervisor opens as the program would: with the program's rights, where they differ from its own and it may take
-them on (rights.py). Where it may not, or sees other files, the filter of the program is not selective. A file can get
-past it by `dup2` to a number that the program chose, by a socket from another program (SCM_RIGHTS), by
-`open_by_handle_at`, by a later rename into the root, where the program may have no more descriptors, and where it is in
-a directory to which it would not find the way with its rights. So it is looked, when a fault begins and while it lasts,
-whether a file under the root has a number that is not reported: it is then known not to be within reach, and stays so
-until no fault is in force any more, since what was written meanwhile met none.
+The supervisor opens files as the program would: with the program's rights, if they differ from its own and it may
+assume them (rights.py). If it may not, or sees other files than the program, the filter is not selective. A file can
+bypass a selective filter by `dup2` to a number chosen by the program, over a socket from another program (SCM_RIGHTS),
+by `open_by_handle_at`, by a later rename into the root, if the program may have no more descriptors, and if the program
+is in a directory that it could not reach with its rights. So when a fault begins and while it lasts, it is checked
+whether a file under the root has a number that is not reported. The program then counts as not reached until no fault
+is in force any more, since writes to that file met none.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .rights import Rights, assumed, rights_of
 __all__ = ["Descriptors", "may_open_for", "take_descriptor", "watched_numbers"]
 
 _ALWAYS_WATCHED = frozenset({0, 1, 2})
-"""What a shell redirects to files, by dup2; few programs write much there."""
+"""The descriptors that a shell redirects to files, by dup2; few programs write much there."""
 _SPARE = 64
-"""So many lower numbers must be free where a descriptor is placed: the kernel gives away the lowest first, so none of
-another thread's gets that number meanwhile."""
+"""Free numbers required below a placed descriptor: the kernel assigns the lowest free number first, so no other thread
+gets the chosen one meanwhile."""
 _PIDFD_GETFD = 438
 _SEEN_FROM = ("ns/user", "ns/mnt", "root")
 _CLONE_FS = 0x200
@@ -49,7 +49,7 @@ _O_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
 
 
 def may_open_for(thread: int, own: Rights) -> Rights | None:
-    """The rights of that process or thread, where who has those of its `own` can open what it would have opened."""
+    """The rights of a process or thread, if a supervisor with rights `own` can open the same files; otherwise None."""
     try:
         rights = rights_of(thread)
         sees_the_same = all(os.readlink(f"/proc/{thread}/{name}") == _seen_here(name) for name in _SEEN_FROM)
@@ -64,7 +64,7 @@ def _seen_here(name: str) -> str:
 
 
 def take_descriptor(pid: int, descriptor: int) -> int:
-    """A descriptor of another process, here. Raises OSError."""
+    """Duplicate a descriptor of another process into this one. Raises OSError."""
     process = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -78,8 +78,8 @@ def take_descriptor(pid: int, descriptor: int) -> int:
 
 
 def watched_numbers(processes: Iterable[int]) -> frozenset[int] | None:
-    """The numbers below FIRST_PLACED that a selective filter has to report in all of these processes, which stand
-    still; None where it must not be selective. A process with a number from there on is fine: those are reported."""
+    """The numbers below FIRST_PLACED that a selective filter has to report in all of these stopped processes; None if
+    it must not be selective. Numbers from FIRST_PLACED on need no care: all of them are reported."""
     found, own = set(_ALWAYS_WATCHED), rights_of("thread-self")
     for pid in processes:
         if may_open_for(pid, own) is None:
@@ -103,46 +103,46 @@ def _may_be_a_file(link: str) -> bool:
 
 @dataclass(slots=True)
 class Descriptors:
-    """Answers the calls of a program by which files get numbers, where its filter is selective; `with_reads`: reads are
-    reported, so that files which are only read from matter as well."""
+    """Answers the calls that open files or duplicate descriptors in a program with a selective filter. `with_reads`:
+    reads are reported, so that files that are only read matter as well."""
 
     files: Files
     watched: Collection[int]
     with_reads: bool
     has_let_pass: bool = False
-    """A file may have got a number that is not reported."""
+    """A file may have a number that is not reported."""
     note: Callable[[int], None] = lambda _: None
-    """Called with how many have got such numbers, before the program can use one."""
+    """Called with how many files have such numbers, before the program can use one."""
     numbers: frozenset[int] = field(init=False)
-    """The kernel's numbers of the calls that concern this."""
+    """The system call numbers of the calls that are answered here."""
     _let_passed: int = 0
-    """How many files at a time are known to have had such numbers since `begin_anew`."""
+    """The most files known to have had such numbers at the same time since `begin_anew`."""
     _number_lock: threading.Lock = field(default_factory=threading.Lock)
     _opener: Opener | None = None
     _own: Rights = field(init=False)
 
     def __post_init__(self) -> None:
-        self._own = rights_of("thread-self")  # before any thread takes on others
+        self._own = rights_of("thread-self")  # before any thread assumes other rights
         table = SYSCALLS[platform.machine()]
         self.numbers = frozenset(table[name] for name in (*OPENING, *DUPLICATING) if name in table)
 
     def concerns(self, call: Call) -> bool:
-        """Whether a call may give a file a number: then `answer` has to answer it."""
+        """Whether a call may give a file a number, so that `answer` has to answer it."""
         return call.name in OPENING or call.name in DUPLICATING
 
     def answer(self, listener: Listener, call: Call, done: Callable[[], None] | None = None) -> bool:
-        """Answer such a call. False where that is done later, by another thread, after which `done` is called there;
-        without `done` it is done now."""
+        """Answer such a call. False if another thread will answer it later and then call `done` there; without `done`
+        it is answered now."""
         try:
             wanted = self.files.opening(call) if call.name in OPENING and self._is_kept(call) else None
         except (OSError, ValueError, struct.error):
-            wanted = None  # the kernel will say the same of the path
+            wanted = None  # the kernel will report the same error
         if call.name in DUPLICATING:
             self._duplicate(listener, call)
         elif wanted is None or (rights := self._rights_for(call, wanted)) is None:
             listener.let_go_on(call.id)
         elif done is not None and wanted.flags & (os.O_CREAT | os.O_TRUNC):
-            # These wait where a file system is frozen, and the calls of others must not.
+            # These calls wait while a file system is frozen; calls of other threads must not.
             self._opener = self._opener or Opener()
             self._opener.ask(lambda: self._open(listener, call, wanted, rights), done)
             return False
@@ -151,18 +151,19 @@ class Descriptors:
         return True
 
     def _is_kept(self, call: Call) -> bool:
-        """Whether the descriptor that is asked for may be written to, or matters for its reads."""
+        """Whether the requested descriptor is writable, or matters because reads are reported."""
         flags = self.files.flags(call)
         return not flags & os.O_PATH and bool(self.with_reads or flags & os.O_ACCMODE or flags & _O_TMPFILE)
 
     def _rights_for(self, call: Call, wanted: Opening) -> Rights | None:
-        """With whose rights the supervisor opens the file; None where it does not, which is noted where it should."""
+        """The rights with which the supervisor opens the file; None if it does not. If it should but cannot, that is
+        noted in `has_let_pass`."""
         if not wanted.path:
             return None
         try:
             mode = (os.stat if not wanted.flags & os.O_NOFOLLOW else os.lstat)(wanted.path).st_mode
             if not stat.S_ISREG(mode) and not wanted.flags & _O_TMPFILE:
-                return None  # a directory, or what would have to be waited for
+                return None  # a directory, or something whose opening may block
         except OSError:
             if not wanted.flags & os.O_CREAT:
                 return None
@@ -175,14 +176,14 @@ class Descriptors:
             umask = os.umask(rights.umask)
             try:
                 with assumed(rights, self._own):
-                    # By somebody else's rights the way there matters as well, so none that we have looked up for it.
+                    # Under other rights the directories on the path matter too, so do not use our resolved path.
                     path = wanted.path if rights == self._own else wanted.asked
                     descriptor = os.open(path, wanted.flags, wanted.mode)
             finally:
                 os.umask(umask)
         except OSError as error:
             if isinstance(error, PermissionError) and rights != self._own:
-                # Perhaps the program may: it can be in a directory to which it would not find the way.
+                # The program itself may succeed: it can be in a directory that it could not reach with its rights.
                 self.has_let_pass = True
                 listener.let_go_on(call.id)
             else:
@@ -196,7 +197,7 @@ class Descriptors:
     def _place(
         self, listener: Listener, call: Call, descriptor: int, *, closes_on_exec: bool, first: int = FIRST_PLACED
     ) -> None:
-        """Give the program a descriptor, from that number on; where it may have none there, any."""
+        """Give the program a descriptor with a number from `first` on, or any number if it may have none there."""
         try:
             with self._number_lock:
                 number = _free_number(_numbers(call.thread), max(first, FIRST_PLACED))
@@ -209,8 +210,8 @@ class Descriptors:
                 listener.finish(call.id, error.errno or errno.EMFILE)
 
     def _duplicate(self, listener: Listener, call: Call) -> None:
-        """Descriptors that are not of files under the root get what number they would; so do files where the program
-        chooses the number, which is noted."""
+        """Place the duplicate of a file under the root. Other descriptors get their usual number, and so do files if
+        the program chooses the number, which is noted."""
         try:
             link = f"/proc/{call.thread}/fd/{call.arguments[0]}"
             if not self.files.has(link):
@@ -238,18 +239,18 @@ class Descriptors:
         return number >= FIRST_PLACED or number in self.watched
 
     def _lets_pass(self) -> None:
-        """A file gets such a number now; by the next look it may have been written to and closed."""
+        """Note that a file gets such a number; by the next check it may have been written to and closed."""
         self.has_let_pass = True
         self._let_passed = max(1, self._let_passed)
         self.note(self._let_passed)
 
     def begin_anew(self) -> None:
-        """No fault is in force, or the first one begins: what got past the filter until now got past none."""
+        """Forget earlier bypasses: no fault is in force, or the first one begins, so they bypassed none."""
         self._let_passed = 0
 
     def let_pass(self, processes: Iterable[int]) -> int:
-        """How many descriptors of files under the root have numbers that are not reported, or had since `begin_anew`,
-        those that were seen at one time."""
+        """The most descriptors of files under the root that were seen with unreported numbers at the same time since
+        `begin_anew`."""
         self.has_let_pass = False
         found = sum(
             1
@@ -267,13 +268,13 @@ class Descriptors:
 
     def _matters(self, link: str) -> bool:
         with contextlib.suppress(OSError):
-            # The link's own mode says how the file was opened.
+            # The mode of the link itself shows how the file was opened.
             return self.files.has(link) and (self.with_reads or bool(os.lstat(link).st_mode & stat.S_IWUSR))
         return False
 
 
 def _free_number(taken: Collection[int], first: int) -> int:
-    """A number from `first` on that no other thread is given before it is used."""
+    """A number from `first` on that the kernel will not assign to another thread meanwhile."""
     used = set(taken)
     number, free = first, first - sum(each < first for each in used)
     while number in used or free < _SPARE:
@@ -283,14 +284,14 @@ def _free_number(taken: Collection[int], first: int) -> int:
 
 
 class Opener:
-    """A thread that opens files which may have to be waited for, with a umask of its own."""
+    """A thread, with a umask of its own, for opening files when that may block."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]]] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def ask(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Do the work, then call `done`, in the thread."""
+        """Run `work`, then `done`, in the thread."""
         self._asked.put((work, done))
 
     def _work(self) -> None:

@@ -12,17 +12,17 @@ from .filter import GROUPS, Call
 __all__ = ["CHANGE", "CREATE", "CUT", "GROW", "READ", "RENAME", "SYNC", "UNLINK", "WRITE", "Effect", "Files", "Opening"]
 
 WRITE, GROW, SYNC, READ = "write", "grow", "sync", "read"
-"""What a call asks of the disk; GROW is a write that needs more space."""
+"""Kinds of disk operations; GROW is a write that needs more space."""
 
 CHANGE, CUT, CREATE, UNLINK, RENAME = "change", "cut", "create", "unlink", "rename"
-"""What a write does to a file: changes bytes, sets the length, makes it, takes its name, gives it another name."""
+"""What a write does to a file: change bytes, set its length, create it, unlink it, rename it."""
 
 _PATH_BYTES = 4096
 _AT_FDCWD = -100
 _MS_SYNC = 4
 _UNLINK_DIRECTORY = 0x200
 _PUNCH_HOLE, _COLLAPSE_RANGE, _INSERT_RANGE = 0x02, 0x08, 0x20
-"""Of what fallocate may do with a range: free it, take it out of the file, put one in. The first two need no space."""
+"""What fallocate can do with a range: free it, remove it from the file, insert one. The first two need no space."""
 _VECTORS = 1024
 """IOV_MAX of Linux."""
 
@@ -32,7 +32,7 @@ _PATHS: dict[str, tuple[int | None, int]] = {
     "mkdir": (None, 0), "mkdirat": (0, 1), "rmdir": (None, 0), "link": (None, 1), "linkat": (2, 3),
     "symlink": (None, 1), "symlinkat": (1, 2),
 }  # fmt: skip
-"""Call -> the arguments that are the directory's descriptor and the path of the file that it concerns."""
+"""Call -> the arguments with the directory's descriptor and the path of the file that it concerns."""
 
 _DESTINATIONS: dict[str, tuple[int | None, int]] = {"rename": (None, 1), "renameat": (2, 3), "renameat2": (2, 3)}
 
@@ -41,20 +41,20 @@ _COPIES: dict[str, tuple[int, int, int | None, int]] = {
     "splice": (0, 2, 3, 4),
     "sendfile": (1, 0, None, 3),
 }
-"""Call -> the arguments that are the descriptor it reads from, the one it writes to, the address of where it writes,
-and the most that it copies."""
+"""Call -> the arguments with the source descriptor, the destination descriptor, the address of the destination offset,
+and the maximum length."""
 
 _WHERE_IT_STANDS = 2**64 - 1
-"""As the offset of a write at a place: where the descriptor stands."""
+"""As the offset argument of a write: the descriptor's current position."""
 
 _MAKING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat")
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a call would do. `path` opens the file, and may be one of /proc/PID/fd; `offset` and `length` are of a
-    CHANGE, or `offset` the new length for CUT, or the place from which on all of the file moves; `new_path` is of a
-    RENAME. `is_durable`: done means durable, as with O_DSYNC."""
+    """What a call would do. `path` opens the file, and may be one of /proc/PID/fd. A CHANGE has `offset` and `length`.
+    A CUT has an `offset`: the new length, or the position from which the rest of the file moves. A RENAME has
+    `new_path`. `is_durable`: durable when the call returns, as with O_DSYNC."""
 
     operation: str
     action: str = ""
@@ -67,9 +67,9 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a call that opens asks for; `path` is empty for a file elsewhere, `asked` is the path as the program has it,
-    from the root on; `is_plain` is false where the call restricts how the path may be resolved, or where another
-    process would find another file by it."""
+    """The arguments of a call that opens a file. `path` is empty for a file outside the root; `asked` is the path as
+    the program gave it, made absolute. `is_plain` is False if the call restricts how the path is resolved, or if the
+    path leads another process to another file."""
 
     path: str
     asked: str
@@ -79,15 +79,15 @@ class Opening:
 
 
 class Files:
-    """Which file a call is about: answers from /proc of the thread that waits in it."""
+    """Finds the file that a call is about, from /proc of the thread that waits in the call."""
 
     def __init__(self, root: str) -> None:
         self._root = os.path.realpath(root)
 
     def effect(self, call: Call, *, looks_closely: bool) -> Effect | None:
         """What the call does to a file under the root; None when it is about another file, or changes nothing, or the
-        process is gone. `looks_closely`: where a write by descriptor goes, too, which takes two more looks. Raises
-        PermissionError when the process may not be looked into."""
+        process is gone. `looks_closely`: also find the extent of a write by descriptor, which takes two more lookups.
+        Raises PermissionError when the process may not be inspected."""
         try:
             if call.name == "msync":
                 return self._mapped(call.thread, call.arguments)
@@ -118,7 +118,7 @@ class Files:
         return Effect(operation, path=path) if self._is_under_root(os.readlink(path)) else None
 
     def _whole(self, call: Call) -> Effect | None:
-        """A sync of the file system that the root is on, by a descriptor of something else there."""
+        """The effect of syncing the root's file system through a descriptor of another file on it."""
         path = f"/proc/{call.thread}/fd/{_signed(call.arguments[0])}"
         return Effect(SYNC, path=self._root) if os.stat(path).st_dev == os.stat(self._root).st_dev else None
 
@@ -131,12 +131,12 @@ class Files:
                 begin, end = (int(part, 16) for part in words[0].split(b"-"))
                 if begin <= arguments[0] < end:
                     path = os.fsdecode(words[5]) if len(words) == 6 else ""
-                    is_there = not path.endswith(" (deleted)")  # else it cannot be opened, and no name needs it
+                    is_there = not path.endswith(" (deleted)")  # a deleted file cannot be opened, and has no name
                     return Effect(SYNC, path=path if is_there else "") if self._is_under_root(path) else None
         return None
 
     def _extent(self, call: Call, effect: Effect) -> Effect:
-        """The effect of a write by descriptor with where it goes."""
+        """The effect of a write by descriptor, with its offset and length."""
         name, arguments = call.name, call.arguments
         size_bytes = os.stat(effect.path).st_size
         if name == "ftruncate":
@@ -147,7 +147,7 @@ class Files:
         how = arguments[5] if name == "pwritev2" else 0
         is_durable = bool(flags & os.O_DSYNC or how & (os.RWF_DSYNC | os.RWF_SYNC))  # O_SYNC has the bit of O_DSYNC
         if name == "fallocate" and arguments[1] & (_COLLAPSE_RANGE | _INSERT_RANGE):
-            # All that comes behind moves, and the length with it: durable as a truncation is, whatever `flags` say.
+            # The rest of the file moves and its length changes: durable like a truncation, whatever the flags.
             operation = GROW if arguments[1] & _INSERT_RANGE else WRITE
             return Effect(operation, CUT, effect.path, arguments[2])
         if name == "fallocate":
@@ -167,7 +167,7 @@ class Files:
         return Effect(operation, CHANGE, effect.path, offset, length, is_durable=is_durable)
 
     def _copied(self, call: Call, offset: int) -> tuple[int, int]:
-        """Where a copy writes, by default at `offset`, and how much at most."""
+        """(offset, length) of what a copy writes at most; `offset` is the default."""
         source, _, at, most = _COPIES[call.name]
         if at is not None and call.arguments[at]:
             [offset] = struct.unpack("=Q", self._memory(call.thread, call.arguments[at], 8))
@@ -200,7 +200,7 @@ class Files:
         return os.path.join(os.path.realpath(parent), name)
 
     def _asked(self, call: Call, where: tuple[int | None, int]) -> str:
-        """The path that a call names, from the root on: that of this process, where the thread has another one."""
+        """The path that a call names, made absolute for this process, whose root may differ from the thread's."""
         directory, argument = where
         path = self._text(call.thread, call.arguments[argument])
         if path.startswith("/"):
@@ -225,15 +225,15 @@ class Files:
             operation = GROW if arguments[1] > os.stat(path).st_size else WRITE
             return Effect(operation, CUT, path, arguments[1])
         if name in _MAKING:
-            # Over what is there already it fails and makes nothing: so programs make sure of their directories.
+            # If the name exists, the call fails and creates nothing: programs often ensure directories like that.
             return Effect(GROW, "" if os.path.lexists(path) else CREATE, path)
         is_directory = name == "rmdir" or (name == "unlinkat" and arguments[2] & _UNLINK_DIRECTORY)
         if not is_directory and stat.S_ISDIR(os.lstat(path).st_mode):
-            is_directory = True  # which fails: Go asks so before it removes a directory as one
+            is_directory = True  # this fails: Go tries unlink before rmdir
         return Effect(WRITE, "" if is_directory else UNLINK, path)
 
     def opening(self, call: Call) -> Opening:
-        """What a call that opens asks for. Raises OSError, struct.error."""
+        """The arguments of a call that opens a file. Raises OSError, struct.error."""
         flags, mode, is_plain = self._how(call)
         asked = self._asked(call, _PATHS[call.name])
         parent, name = os.path.split(asked)
@@ -242,15 +242,15 @@ class Files:
         return Opening(path if self._is_under_root(path) else "", asked, flags, mode, is_plain and is_ours_too)
 
     def flags(self, call: Call) -> int:
-        """Those of a call that opens. Raises OSError, struct.error."""
+        """The flags of a call that opens a file. Raises OSError, struct.error."""
         return self._how(call)[0]
 
     def has(self, link: str) -> bool:
-        """Whether one of /proc/PID/fd is of a regular file under the root. Raises OSError."""
+        """Whether a link in /proc/PID/fd leads to a regular file under the root. Raises OSError."""
         return self._is_under_root(os.readlink(link)) and stat.S_ISREG(os.stat(link).st_mode)
 
     def _how(self, call: Call) -> tuple[int, int, bool]:
-        """(flags, mode, whether that is all that the call asks for)"""
+        """(flags, mode, whether the call restricts nothing else)"""
         arguments = call.arguments
         if call.name == "creat":
             return os.O_CREAT | os.O_TRUNC | os.O_WRONLY, arguments[1], True
@@ -271,6 +271,6 @@ class Files:
 
 
 def _signed(number: int) -> int:
-    """A descriptor as the kernel sees it: the low 32 bits of the argument, with a sign."""
+    """A descriptor as the kernel sees it: the low 32 bits of the argument, signed."""
     number &= 0xFFFFFFFF
     return number - (1 << 32) if number & 1 << 31 else number
