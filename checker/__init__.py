@@ -1,4 +1,4 @@
-"""Splitbrain's checker: history in, verdict out.  Standard library only.
+"""Splitbrain's checker: it takes a history and returns a verdict.  Standard library only.
 
 from checker import Register, check
 

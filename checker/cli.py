@@ -1,4 +1,4 @@
-"""``harness check FILE... --model M``: a checker of its own, for histories that never saw this harness."""
+"""``harness check FILE... --model M``: a standalone checker, also for histories recorded without this harness."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from checker.write_skew import check_write_skew
 
 __all__ = ["PROPERTIES", "UNLIMITED", "main", "named_property", "property_options"]
 
-#: Exit status for arguments or files that make no sense.
+#: Exit status for invalid arguments or files.
 BAD_ARGUMENTS = 254
-#: Least memory, in MiB, that a check is given however much the history itself took.
+#: Minimum memory of a check, in MiB, however much the history itself takes.
 LEAST_MEMORY_MB = 16
-#: Python's limit of recursion where results are printed or sent: a witness's values are as deep as any that could be
-#: read, and what prints them takes two frames a level.  Below what PyPy's stack holds.
+#: Recursion limit for printing and sending results: a witness's values are as deep as any that could be read, and
+#: printing them takes two frames per level.  Below what PyPy's stack holds.
 _DEPTH_OF_RESULTS = 5_000
 _USUAL_DEPTH = sys.getrecursionlimit()
 
 Check = Callable[[History, float | None, float | None], Result]
-#: Reads the history in a file; raises FormatError naming the file.
+#: Reads the history in a file; raises FormatError, which names the file.
 Reader = Callable[..., History]
 
-#: Checkers that need little more time than reading does, and so know of no limits, by the name ``--model`` takes.
-#: Who calls them here sees to it that the command's are kept.
+#: Checkers, by their ``--model`` name, that need little more time than reading, and so take no limits.  Their callers
+#: here enforce the limits of the command.
 UNLIMITED: dict[str, Callable[..., Result]] = {
     "total-queue": check_total_queue,
     "simple-set": check_set,
@@ -74,12 +74,12 @@ UNLIMITED: dict[str, Callable[..., Result]] = {
 
 
 def _ended_at_limits(checker: Callable[..., Result]) -> Check:
-    """A check that ends at its limits though its checker looks at none."""
+    """A check that ends at its limits although its checker takes none."""
 
     return lambda history, timeout_s, memory_mb: within_limits(lambda: checker(history), timeout_s, memory_mb)
 
 
-#: Those that take limits.
+#: Checkers that take limits.
 _LIMITED: dict[str, Callable[..., Result]] = {
     "list-append": functools.partial(check_transactions, workload="list-append"),
     "rw-register": functools.partial(check_transactions, workload="rw-register"),
@@ -91,18 +91,18 @@ def _given_limits(checker: Callable[..., Result]) -> Check:
     return lambda history, timeout_s, memory_mb: checker(history, timeout_s=timeout_s, memory_mb=memory_mb)
 
 
-#: All checkers beside linearizability.
+#: All checkers other than linearizability.
 PROPERTIES: dict[str, Check] = {
     **{name: _given_limits(checker) for name, checker in _LIMITED.items()},
     **{name: _ended_at_limits(checker) for name, checker in UNLIMITED.items()},
 }
 
-#: Parameters of checkers that are no options of theirs: limits, and what cannot be said in JSON.
+#: Parameters of checkers that are not options: limits, and what cannot be given as JSON.
 _NO_OPTIONS = frozenset({"timeout_s", "memory_mb", "workload", "version"})
 
 
 def property_options(name: str) -> dict[str, Any]:
-    """The options of a checker beside linearizability, and what they are by default."""
+    """The options of a checker other than linearizability, with their defaults."""
     checker = _LIMITED[name] if name in _LIMITED else UNLIMITED[name]
     return {
         each.name: each.default
@@ -112,9 +112,9 @@ def property_options(name: str) -> dict[str, Any]:
 
 
 def named_property(text: str) -> Check | None:
-    """The checker that ``NAME`` or ``NAME:FIELD=VALUE,...`` names beside linearizability; None where it is none.
+    """The checker, other than linearizability, that ``NAME`` or ``NAME:FIELD=VALUE,...`` names; None if it names none.
 
-    Raises :class:`ModelError` with the mend for options that it does not take.
+    Raises :class:`ModelError`, which names the fix, for options that the checker does not take.
     """
     name, _, rest = text.partition(":")
     if name not in PROPERTIES:
@@ -132,7 +132,7 @@ def named_property(text: str) -> Check | None:
 
 
 def _not_an_option(field: str, value: Any, default: Any) -> str | None:
-    """What an option must be that this value is not; None where it is."""
+    """What an option's value must be, if this one is not; None if it is valid."""
     if field == "level":
         return None if value in ISOLATION_LEVELS else f"one of {', '.join(ISOLATION_LEVELS)}"
     if isinstance(default, bool):
@@ -143,8 +143,8 @@ def _not_an_option(field: str, value: Any, default: Any) -> str | None:
     return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
 
 
-#: The operations that each of these judges.  Of the others (transactions, ids) every operation plays a part, whatever
-#: its name; sessions has options that name them.
+#: The operations that each of these checkers judges.  For the others (transactions, ids) every operation matters,
+#: whatever its name; sessions has options that name its operations.
 _FUNCTIONS: dict[str, frozenset[str]] = {
     "log-losses": Log.functions,
     "total-queue": FIFOQueue.functions | {"drain"},
@@ -175,7 +175,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What became of one file: a result, or why there is none, or why it cannot be printed in full."""
+    """The outcome for one file: a result, or why there is none, or why it cannot be printed in full."""
 
     result: Result | None = None
     error: str = ""
@@ -185,8 +185,8 @@ class _Outcome:
         return BAD_ARGUMENTS if self.result is None else self.result.verdict.exit_status
 
 
-#: Of the statuses of several files, the first one of these that occurs is that of the command: a violation is certain
-#: whatever became of the others; a file that nobody could read must not pass for one that took too long.
+#: With several files, the command's status is the first of these that occurs: a violation is certain whatever the
+#: outcome of other files, and a file that could not be read must not pass for one that took too long.
 _WORST_FIRST = (Verdict.INVALID.exit_status, BAD_ARGUMENTS, Verdict.UNKNOWN.exit_status, Verdict.VALID.exit_status)
 
 
@@ -195,7 +195,7 @@ class _Parser(argparse.ArgumentParser):
         raise _BadArguments(f"{self.prog}: {message}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As the base class does, but a mistyped option is named before what is missing for want of it."""
+        """As the base class, but reports a mistyped option first, not the argument that is missing because of it."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
         for word in sys.argv[1:] if args is None else args:
             if word == "--":
@@ -257,9 +257,9 @@ def main(
 ) -> int:
     """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
 
-    Of several files, 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
+    For several files: 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
-    ``write`` writes the page; ``progress`` shows a step's words for as long as the step takes.
+    ``write`` writes the page; ``progress`` shows a step's description while the step runs.
     """
     try:
         options = _parser().parse_args(argv)
@@ -312,7 +312,7 @@ def _deep_results() -> Iterator[None]:
 
 
 def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, str], None]) -> bool:
-    """Write the page of the first invalid result, else of the first; where that cannot be, one line says why."""
+    """Write the page of the first invalid result, else of the first one; on failure, print why in one line."""
     shown = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
     try:
         write(path, html(shown))
@@ -326,7 +326,7 @@ def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, st
 
 
 def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
-    """Print what became of a file; a bad one has its line on stderr.  Returns what was printed."""
+    """Print the outcome for a file, errors as one line on stderr.  Returns what was printed."""
     result = outcome.result
     if result is not None:
         try:
@@ -335,7 +335,7 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
             _say(text if as_json else _in_words(job, result))
             return outcome
         except RecursionError:
-            # A violation is certain also where its witness cannot be printed.
+            # A violation is certain even if its witness cannot be printed.
             result = result if result.verdict is Verdict.INVALID else None
             outcome = _Outcome(result=result, error=f"{job.path}: a value is nested too deeply")
     error = " ".join(outcome.error.split())
@@ -347,18 +347,18 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
 
 
 def _say(text: str) -> None:
-    """Print a text, whatever the encoding of stdout has no characters for."""
+    """Print a text, with escapes for characters that the encoding of stdout lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print("\n".join(map(_harmless, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _complain(text: str) -> None:
-    """Print what is wrong on stderr, in one line."""
+    """Print an error on stderr, in one line."""
     print(_harmless(" ".join(text.split())), file=sys.stderr)
 
 
 def _harmless(line: str) -> str:
-    """A line without what moves a terminal's cursor: names of a history may hold that."""
+    """A line with its control characters escaped: names in a history may contain terminal sequences."""
     if line.isprintable():
         return line
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
@@ -376,7 +376,7 @@ def _named_check(name: str) -> Model | Check:
         word = model.partition(":")[0]
         if word in MODELS:
             raise
-        known = [*MODELS, *PROPERTIES] if model == name else [*MODELS]  # of these parse_model knows the models only
+        known = [*MODELS, *PROPERTIES] if model == name else [*MODELS]  # parse_model knows only the models
         problem = f"{name}: {word} is no model" if word in PROPERTIES else f"no model {word!r}"
         raise ModelError(f"{problem}{nearest(word, known) or '; known: ' + ', '.join(known)}") from None
 
@@ -400,7 +400,7 @@ _KILLED = _Outcome(
 
 
 def _check_file(job: _Job) -> _Outcome:
-    """What becomes of one file.  Whatever is wrong with it costs no other file its verdict."""
+    """The outcome for one file.  No error in it affects the verdicts of other files."""
     try:
         return _Outcome(result=_read_and_check(job))
     except FormatError as error:
@@ -422,7 +422,7 @@ def _check_file(job: _Job) -> _Outcome:
 
 
 def _check_in_a_worker(job: _Job) -> _Outcome:
-    """As `_check_file`; the worker sends the outcome once this has returned, however deep its values are."""
+    """As `_check_file`; afterwards the recursion limit lets the worker send an outcome with deeply nested values."""
     sys.setrecursionlimit(_USUAL_DEPTH)
     outcome = _check_file(job)
     sys.setrecursionlimit(max(_USUAL_DEPTH, _DEPTH_OF_RESULTS))
@@ -459,10 +459,10 @@ def _check_history(job: _Job, history: History, memory_mb: float | None) -> Resu
 
 
 def _require_functions(job: _Job, history: History) -> None:
-    """Refuse, or leave out and count, operations that the checker would pass over; models name theirs themselves.
+    """Refuse operations that the checker would ignore, or leave them out and count them; models check theirs on their own.
 
-    A history without any operation of the checker's is none of its kind, however lenient one is: valid would say
-    nothing of it.
+    A history without any operation that the checker judges is refused even if lenient: a valid verdict would mean
+    nothing.
     """
     name = job.model.partition(":")[0]
     if (functions := _FUNCTIONS.get(name)) is None:
@@ -483,7 +483,7 @@ def _require_functions(job: _Job, history: History) -> None:
 
 
 def _with_what_was_read(result: Result, history: History) -> Result:
-    """The result with what the reader of the verdict should know about the file."""
+    """The result, with facts about the file that the reader of the verdict should know."""
     stats = dict(result.stats)
     stats.setdefault("operations", len(history))
     stats["nemesis_events"] = history.nemesis_events

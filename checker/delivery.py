@@ -22,12 +22,12 @@ def _received(history: History, row: int) -> list[Any]:
 
 
 def _shows_all(history: History, row: int) -> bool:
-    """Whether a ``receive`` shows all that was there: a list, or that there was nothing."""
+    """Whether a ``receive`` shows all available messages: it returned a list, or ``None`` for none."""
     return history.result[row] is None or isinstance(history.result[row], list)
 
 
 def _taken_unseen(history: History, rows: Sequence[int], received: Sequence[int], redelivers: bool) -> float:
-    """How many messages receives of unknown outcome may have taken; any number where receives answer lists."""
+    """How many messages receives of unknown outcome may have taken; any number if receives return lists."""
     if redelivers:
         return 0
     crashed = sum(history.f[row] == "receive" and history.status[row] == INFO for row in rows)
@@ -43,12 +43,12 @@ class _Missing:
         self._others: list[tuple[int, str]] = []
 
     def add(self, row: int, text: str, *, is_looked_for: bool) -> None:
-        """One more; whether a receive that was certain to show it came afterwards."""
+        """Add a message.  ``is_looked_for``: a later receive was certain to show it, if it was still there."""
         (self._looked_for if is_looked_for else self._others).append((row, text))
 
     def judge(self, tally: Tally, kind: str, unseen: float, of_queue: str) -> str | None:
-        """Count those that were looked for under ``kind``, unless all of them may have been taken ``unseen``, and all
-        others as missing.  Why it is not known what became of some, if it is not."""
+        """Count messages that were looked for under ``kind``, unless receives may have taken all of them ``unseen``;
+        count all others as missing.  Returns why the fate of some is not known, if it is not."""
         is_certain = len(self._looked_for) > unseen
         for row, text in self._looked_for:
             tally.add(kind if is_certain else "missing", (row,), text)
@@ -71,17 +71,19 @@ def check_delay(
 ) -> Result:
     """Check that delayed messages arrived no earlier than due, and not much later.
 
-    Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` with a message or a list of them.  A delivery
-    is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
-    system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
-    ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
-    with its tolerance before the last receive began that showed all there was (by a list, or ``None``), and was never
-    received.  It is ``missing``, and the answer unknown, where later receives showed single messages only, and where
-    receives of unknown outcome may have taken it, unless the system ``redelivers`` what was not acknowledged.  One that
-    was received though no send of it was asked for, or all failed, is ``unexpected``.  Late deliveries are only counted
-    without ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Each key has its own
-    messages.
-    Needs times; unknown without them, and where no receive completed, or none of a key with an acknowledged send.
+    Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` of a message or a list of them.  Each key has
+    its own messages.  A message is due when its delay has passed.
+
+    A delivery is ``early`` when its receive returned before the send's invocation plus the delay, by more than
+    ``resolution_ms`` (a system that keeps time in whole milliseconds truncates up to one).  It is ``late`` when the
+    first receive of the message returned more than ``tolerance_ms`` after the send's return plus the delay.  A message
+    is ``lost`` when its send was acknowledged, it was due with its tolerance before the last receive began that showed
+    all available messages (as a list, or ``None``), and it was never received.  It is ``missing``, and the answer
+    unknown, if later receives showed only single messages, or if receives of unknown outcome may have taken it, unless
+    the system ``redelivers`` unacknowledged messages.  A message is ``unexpected`` if it was received although no send
+    of it was invoked, or all of them failed.  With ``late_is_wrong`` false, late deliveries are counted but valid,
+    because a system under faults may deliver afterwards.  The answer is also unknown without times, if no receive
+    completed, or if none completed for a key with an acknowledged send.
     """
     history = History.of(events)
     wrong, noted = ["lost", "early", "unexpected"], ["delivered", "pending", "missing"]
@@ -114,7 +116,7 @@ def _check_delays(
     tolerance_ms: float,
     resolution_ms: float,
 ) -> int | None:
-    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does."""
+    """Judge the sends and receives of one key.  Returns one of them that lacks a necessary time, if any does."""
     first: dict[Any, int] = {}
     untimed = next((row for row in received if history.invoked_ns[row] is None), None)
     last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
@@ -164,13 +166,13 @@ def _check_delays(
 def check_transaction_visibility(events: Events, *, redelivers: bool = False) -> Result:
     """Check that transactional messages were received if they were committed, and only then.
 
-    Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
-    message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
-    any commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a receive began later that
-    showed all there was, by a list or ``None``, and none ever showed it) and ``unexpected`` (received, and nobody
-    prepared or ended it).  Unknown where no receive completed, or none of a key with an acknowledged commit; and where
-    a committed message is ``missing``: later receives showed single messages only, or receives of unknown outcome may
-    have taken it, unless the system ``redelivers`` what was not acknowledged.
+    Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` of a message
+    or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any
+    commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a later receive showed all
+    available messages, as a list or ``None``, and no receive ever showed this one) and ``unexpected`` (received, but
+    never prepared, committed or rolled back).  Unknown if no receive completed, or none for a key with an acknowledged
+    commit, or if a committed message is ``missing``: later receives showed only single messages, or receives of unknown
+    outcome may have taken it, unless the system ``redelivers`` unacknowledged messages.
     """
     history = History.of(events)
     tally = Tally(
@@ -195,9 +197,9 @@ def check_transaction_visibility(events: Events, *, redelivers: bool = False) ->
 def _check_visibility(
     history: History, rows: Sequence[int], received: Sequence[int], tally: Tally, missing: _Missing
 ) -> int:
-    """Judge the messages of one key; how many of them were certainly committed."""
-    asked: dict[Any, int] = {}  # each message's first commit that may have been one
-    committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
+    """Judge the messages of one key.  Returns how many of them were certainly committed."""
+    asked: dict[Any, int] = {}  # message -> its first commit that did not fail
+    committed: dict[Any, int] = {}  # message -> its commit, first attempt or retry, that was acknowledged first
     rolled_back: dict[Any, int] = {}
     known: set[Any] = set()
     for row in rows:
@@ -242,13 +244,13 @@ def _check_visibility(
 
 
 def check_consumer_progress(events: Events) -> Result:
-    """Check that the offsets that consumers commit, or are given, never go backwards.
+    """Check that the offsets that consumers commit or fetch never go backwards.
 
-    Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
-    for the stored one.  Each key has offsets of its own.  A ``fetch`` below an offset that an acknowledged commit, or
-    another fetch, had shown before it was invoked is a ``regression``; a process that commits less than it committed
-    before goes ``backward``.  Both are counted and invalid.  Unknown where neither completed.  Raises TypeError for
-    offsets that are no numbers.
+    Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` returns
+    the stored one.  Each key has its own offsets.  A ``fetch`` of an offset below one that an acknowledged commit or
+    another fetch had shown before it was invoked is a ``regression``; a process that commits less than it committed
+    before goes ``backward``.  Both are counted and invalid.  Unknown if no commit and no fetch completed.  Raises
+    TypeError for offsets that are not numbers.
     """
     history = History.of(events)
     tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
@@ -300,11 +302,12 @@ def _offset(history: History, row: int) -> Any:
 
 
 def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, int] | None = None) -> Result:
-    """Check that replicas hold the same entries wherever both have committed.
+    """Check that replicas hold the same committed entries.
 
-    ``logs`` maps a node to its entries (or digests of them) from the first; ``committed`` to how many of them it knows
-    to be committed (all, by default).  Counts ``diverged`` pairs, each with its first differing index, and ``missing``:
-    nodes that claim more committed entries than they hold.  Either is invalid; without any log the answer is unknown.
+    ``logs`` maps a node to its entries (or digests of them) from the first; ``committed`` maps it to how many of them
+    it knows to be committed (default: all).  Counts ``diverged`` pairs, each with its first differing index, and
+    ``missing``: nodes that claim more committed entries than they hold.  Either is invalid; without any log the answer
+    is unknown.
     """
     tally = Tally("replicas", History(), wrong=("diverged", "missing"), noted=("replicas",))
     tally.counts["replicas"] = len(logs)

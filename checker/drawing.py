@@ -10,7 +10,7 @@ from checker.words import seconds, short
 
 __all__ = ["html", "svg"]
 
-#: Operations drawn at most: a picture of more explains nothing, and reports stay small.
+#: Maximum number of operations drawn: a larger picture explains nothing, and reports stay small.
 MAX_DRAWN = 60
 #: Geometry in pixels.
 _LEFT, _LANE, _BAR, _STEP, _TOP = 110, 46, 22, 64, 30

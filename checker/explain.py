@@ -1,18 +1,18 @@
-"""The smallest part of a history that is still wrong, in words.
+"""Reduces a history to a small part that is still not linearizable, and describes it.
 
-Every reduction used here preserves linearizability, so a remainder that is not linearizable proves that the whole is
-not.  They are:
+Every reduction used here preserves linearizability, so a remainder that is not linearizable proves that the whole
+history is not.  The reductions are:
 
 * cut the history to a prefix (what is open at the cut becomes "outcome unknown");
-* drop what returned before some instant, if what is left fits no starting state at all (what is open at the instant
+* drop what returned before some instant, if the rest fits no starting state at all (what is open at the instant
   becomes "outcome unknown");
 * drop an operation that never changes the state;
-* registers: drop a value altogether (its writes and its reads; a compare-and-set away from it counts as a plain
+* registers: drop a value altogether (its writes and its reads; a compare-and-set that expects it becomes a plain
   write), provided no refused compare-and-set is kept;
 * queues, stacks and bags: drop a value altogether.
 
-What is shown is always a subset of the operations as recorded, which can only be more contradictory than the
-relaxed form it was proven with.
+A witness always shows a subset of the operations as recorded, which can only be more contradictory than the relaxed
+form for which the violation was proven.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ Engine = Callable[[History, Sequence[int], Any], Any]
 STEPS_PER_TEST = 20_000
 #: Search steps allowed to find where a history that is known to be wrong goes wrong.
 STEPS_TO_FIND = 1_000_000
-#: Memory a test may take: a part that needs more is no explanation anyway.
+#: Memory that a test may take: a part that needs more explains nothing anyway.
 EXPLAIN_BYTES = 64 << 20
 #: Seconds an explanation may take when the check itself has no time limit.
 EXPLAIN_TIMEOUT_S = 10.0
-#: First window, in operations, of the search for the part before a violation that matters.
+#: First window, in operations, when searching for the relevant part before a violation.
 FIRST_WINDOW = 8
 WINDOW_GROWTH = 4
-#: A witness longer than this is cut for display: nobody reads more, and reports are bounded.
+#: Longer witnesses are cut for display: nobody reads more, and reports stay bounded.
 MAX_WITNESS_OPERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of a history; ``crashed`` lose their return, ``weakened`` compare-and-sets their condition."""
+    """Some rows of a history.  ``crashed`` ones lose their return, ``weakened`` compare-and-sets their condition."""
 
     rows: tuple[int, ...]
     crashed: frozenset[int] = frozenset()
@@ -85,7 +85,7 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
         part = reducer.failing_prefix(outcome.rows, culprit)
         outcome.search = None
     elif violation is None:
-        # Decided by another process, which keeps its search to itself: find the culprit again.
+        # Decided in another process, which does not return its search: find the culprit again.
         search = Search(history, outcome.rows, model)
         search.run_until(STEPS_TO_FIND, time.perf_counter() + remaining)
         part = reducer.failing_prefix(outcome.rows, search.deepest_row)
@@ -100,7 +100,7 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
 
 
 def contradicts_itself(history: History, model: Model, rows: Sequence[int], culprit: int, timeout_s: float) -> bool:
-    """Whether what led up to the return of ``culprit`` fits no starting state at all, as far as a few windows tell.
+    """Whether the operations up to the return of ``culprit`` fit no starting state at all, judging by a few windows.
 
     True proves that the rows are not linearizable; :func:`explain` finds the same part again.
     """
@@ -140,7 +140,7 @@ class _Reducer:
             rows = range(len(history))
             if expected_bytes(history, rows) > EXPLAIN_BYTES:
                 return False
-            # Inexhaustible crashes only help where states do not grow: a queue would be filled without end.
+            # Crashed operations may repeat without limit only if states cannot grow: a queue would fill up endlessly.
             few_states = isinstance(self._model, (Register, Mutex)) and INFO in history.status
             for unlimited in (True, False) if few_states else (False,):
                 search = Search(history, rows, self._model, starts=starts, unlimited_crashes=unlimited)
@@ -153,7 +153,7 @@ class _Reducer:
     # -- reductions ----------------------------------------------------------------------------------------------
 
     def prefix(self, rows: Sequence[int], culprit: int) -> _Part:
-        """What was invoked before the culprit returned."""
+        """The operations invoked before the culprit returned."""
         history, model = self._history, self._model
         end = history.returned[culprit]
         kept, crashed = [], set()
@@ -168,15 +168,15 @@ class _Reducer:
         return _Part(tuple(kept), frozenset(crashed))
 
     def failing_prefix(self, rows: Sequence[int], culprit: int | None) -> _Part:
-        """What was invoked before the culprit returned, or before some later return where that alone is still valid.
+        """The operations invoked before the culprit returned or, if these are still valid, before some later return.
 
-        A search with lookahead turns back before it reaches the return that makes the history invalid.
+        A search with lookahead backtracks before it reaches the return that makes the history invalid.
         """
         if culprit is None:
             return _Part(tuple(rows))
         history = self._history
         part = self.prefix(rows, culprit)
-        # A few operations before the culprit tell soonest, where they contradict themselves; the rest is often long.
+        # If a few operations before the culprit contradict each other, that is found soonest; the prefix may be long.
         if self._model.possible_states([]) is not None and self.window(part) is not None:
             return part
         if self.fails(part):
@@ -214,7 +214,7 @@ class _Reducer:
         return self.prefix(rows, ends[high - 1])
 
     def reduce(self, part: _Part) -> tuple[_Part, bool]:
-        """Apply every reduction until none helps.  The flag says that none was cut short by time."""
+        """Apply every reduction until none helps.  The flag is False if time ran out before that."""
         part = self._suffix(part)
         while not self._out_of_time:
             before = part
@@ -226,7 +226,7 @@ class _Reducer:
         return part, not self._out_of_time
 
     def _suffix(self, part: _Part) -> _Part:
-        """The shortest end of the part that fits no starting state."""
+        """The shortest suffix of the part that fits no starting state."""
         if self._model.possible_states([]) is None:
             return part
         history = self._history
@@ -246,7 +246,8 @@ class _Reducer:
         return best if len(best.rows) < len(part.rows) else part
 
     def window(self, part: _Part) -> int | None:
-        """How many of the last invocations suffice, in some powers of :data:`WINDOW_GROWTH`, or ``None``."""
+        """How many of the last invocations fail on their own: ``FIRST_WINDOW`` times a power of ``WINDOW_GROWTH``, at
+        most all of them; ``None`` if not even all do, or time is up."""
         events = sorted(self._history.invoked[row] for row in part.rows)
         size = FIRST_WINDOW
         while True:
@@ -275,7 +276,7 @@ class _Reducer:
         return self._drop_groups(part, [(row,) for row in pure])
 
     def _drop_groups(self, part: _Part, groups: list[tuple[int, ...]]) -> _Part:
-        """Drop as many groups as can go."""
+        """Drop as many groups as possible."""
         in_groups = {row for group in groups for row in group}
 
         def only(kept: Sequence[tuple[int, ...]]) -> _Part:
@@ -336,7 +337,7 @@ class _Reducer:
 
 
 def _says_nothing(history: History, row: int) -> bool:
-    """Whether an operation wrote nothing and may be left out for it: one that failed, a refused compare-and-set."""
+    """Whether an operation wrote nothing and may therefore be dropped: it failed, or is a refused compare-and-set."""
     status = history.status[row]
     return status == FAIL or (status == OK and is_refused(history.f[row], history.result[row]))
 
@@ -369,7 +370,7 @@ def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, c
         key=history.returned.__getitem__,
         default=part.rows[-1],
     )
-    # What began after the last return need not have happened.
+    # Operations invoked after the last return need not have taken effect.
     rows = tuple(row for row in part.rows if history.invoked[row] < history.returned[culprit])
     part = replace(part, rows=rows)
     shown = rows[-MAX_WITNESS_OPERATIONS:] if len(rows) > MAX_WITNESS_OPERATIONS else rows
@@ -415,7 +416,7 @@ def _sentence(history: History, model: Model, part: _Part, culprit: int, others:
 
 
 def _real_time_edges(rows: Sequence[int], history: History, part: _Part) -> tuple[Edge, ...]:
-    """Which operation returned before which was invoked, without the pairs that follow from others."""
+    """Edges from operations that returned before others were invoked, without those implied by transitivity."""
     ordered = sorted(range(len(rows)), key=lambda i: history.invoked[rows[i]])
     edges = []
     for target in ordered:

@@ -1,9 +1,9 @@
-"""From the nemesis's events of a history to its faults: the one pairing that verdicts, reports and Spark's tables use.
+"""Pairs the nemesis's events of a history into faults, for verdicts, reports and Spark's tables alike.
 
-A fault has up to four events with the same `id` in their value: `inject` and then `heal` (any other function than
-inject counts as that), each invoked and completed. The proof of a step lies in the value of its completion; what the
-system met while the fault lasted (`met`) in the values of its healing. Histories of earlier versions have no `met`, and
-no `exercised` in their proofs: there it is not known.
+A fault has up to four events with the same `id` in their value: `inject` and then `heal` (any function other than
+inject counts as heal), each invoked and completed. The proof of a step is in the value of its completion; what the
+system met while the fault lasted (`met`) is in the values of the healing. Histories of earlier versions have no `met`,
+and no `exercised` in their proofs, so that it is not known there.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FOUND: Mapping[str, Any] = {
     "met": None,
     "heal_proof": None,
 }
-"""What is found out about a fault, before anything is; the rest is recorded in its events."""
+"""Initial values of the derived fields of a fault; all other fields come from its events."""
 
 
 def is_proven(proof: Any) -> bool:
-    """Whether a proof, as a history has it, proves anything; what is no proof does not."""
+    """Whether a proof from a history has `proven` set; False if it is not a proof at all."""
     return isinstance(proof, Mapping) and proof.get("proven") is True
 
 
 def exercised_by(proof: Any, met: Any = None) -> bool | None:
-    """Whether the system under test met a fault, by its proof and by what was seen of it in the end: True when either
-    says so, otherwise what the later of them says; None where neither can tell."""
+    """Whether the system under test met a fault, by its proof and by the final check `met`: True if either says so,
+    otherwise what the later one says; None if that is not known."""
     words = [word.get("exercised") for word in (proof, met) if isinstance(word, Mapping)]
     known = [word for word in words if isinstance(word, bool)]
     if True in known:
@@ -46,13 +46,13 @@ def exercised_by(proof: Any, met: Any = None) -> bool | None:
 
 
 def count_unmet(faults: Iterable[Any]) -> int:
-    """How many of these faults nobody met, for certain."""
+    """How many of these faults were certainly not met by the system."""
     return sum(isinstance(fault, Mapping) and fault.get("exercised") is False for fault in faults)
 
 
 class FaultPairing:
-    """Takes the nemesis's events one by one, in order. Raises for nothing that a history may hold: an event whose value
-    names no fault belongs to none."""
+    """Takes the nemesis's events one by one, in order. Never raises, whatever a history holds: an event whose value
+    names no fault is ignored."""
 
     __slots__ = ("_faults",)
 
@@ -60,7 +60,7 @@ class FaultPairing:
         self._faults: dict[str, dict[str, Any]] = {}
 
     def add(self, kind: str, f: str, time_ns: int, value: Any) -> None:
-        """The next event: its type, function, time and value."""
+        """Add the next event: its type, function, time and value."""
         if not isinstance(value, Mapping) or "id" not in value:
             return
         recorded = {name: item for name, item in value.items() if name not in _FOUND}
@@ -79,9 +79,9 @@ class FaultPairing:
             fault["proven"] = is_proven(fault["proof"]) and is_proven(met)
 
     def faults(self) -> list[dict[str, Any]]:
-        """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`
-        and `end_ns` (None where it never began, or was never healed), `proof`, `met`, `proven` (by both of them, where
-        there are both), `exercised` (None where it is not known), `heal_proof`, `healed`."""
+        """The faults in order of their first events: the fields recorded for each (the last value counts), with
+        `start_ns` and `end_ns` (None if it never began, or was never healed), `proof`, `met`, `proven` (by both of
+        these if both exist), `exercised` (None if not known), `heal_proof`, `healed`."""
         return list(self._faults.values())
 
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the least that the machine, its control groups and its limits leave."""
+"""How much memory this process may still take: the minimum of what the machine, control groups and limits leave."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 __all__ = ["free_bytes", "free_in_control_groups"]
 
-#: By version of control groups: the files with the limit and with what is used, and what in ``memory.stat`` is the page
-#: cache, which is used and yet given up whenever somebody needs memory.
+#: Control group version -> the files with limit and usage, and the fields of ``memory.stat`` for the page cache, which
+#: counts as used but is reclaimed when memory is needed.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -17,19 +17,19 @@ _FILES = {
 
 
 def free_bytes() -> int | None:
-    """Bytes that may still be taken before the kernel refuses them or kills; ``None`` where nothing says."""
+    """Bytes that may still be allocated before the kernel refuses or kills; ``None`` if not known."""
     found = (_on_the_machine(), free_in_control_groups(), _in_the_address_space())
     return min((number for number in found if number is not None), default=None)
 
 
 def free_in_control_groups(*, own: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> int | None:
-    """What the control groups of this process leave, those of a container for instance; ``None`` without a limit."""
+    """Bytes that this process's control groups leave, those of a container for instance; ``None`` without a limit."""
     left = [_left_in(directory, version) for directory, version in _groups(own, mounted)]
     return min((number for number in left if number is not None), default=None)
 
 
 def _groups(own: str, mounted: str) -> Iterator[tuple[str, int]]:
-    """Directories of this process's groups and of those around them, and the version of each."""
+    """(directory, version) of this process's control groups and of those that contain them."""
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2
@@ -37,7 +37,7 @@ def _groups(own: str, mounted: str) -> Iterator[tuple[str, int]]:
             continue
         roots = [os.path.join(mounted, controllers)] if controllers else [mounted, os.path.join(mounted, "unified")]
         for root in roots:
-            # A container sees its own group in the place of the root, under whatever path the machine knows it.
+            # A container sees its own group as the root, whatever the group's path on the machine is.
             inner = os.path.normpath(path)
             while inner != "/":
                 yield root + inner, version
@@ -71,7 +71,7 @@ def _in_the_address_space() -> int | None:
 
 
 def _text(path: str) -> str:
-    """What a file holds; nothing where it cannot be read."""
+    """The content of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()

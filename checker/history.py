@@ -1,12 +1,11 @@
-"""Histories: what clients asked of a system, what the answers were, and in which order it happened.
+"""Histories: the requests of clients to a system, its responses, and the order of both.
 
 A :class:`History` holds its operations in columns (one list per attribute, one row per operation, in order of
 invocation), because a million small objects cost more time and memory than a dozen lists.  :class:`Operation` is
 one row as an object, for callers, witnesses and tests.
 
-``invoked`` and ``returned`` are positions in the one total order of client events.  An operation whose outcome is
-not certain (``info``) never returned: its ``returned`` is :data:`NEVER` in the columns and ``None`` in an
-:class:`Operation`.
+``invoked`` and ``returned`` are positions in the total order of client events.  An operation with an unknown outcome
+(``info``) never returned: its ``returned`` is :data:`NEVER` in the columns and ``None`` in an :class:`Operation`.
 """
 
 from __future__ import annotations
@@ -45,26 +44,26 @@ INFO = "info"
 #: Return position of an operation that never returned: later than every event of any history.
 NEVER = 1 << 62
 
-#: Types of values that Python tells apart as JSON does, and that hold no others.
+#: Types whose values Python compares as JSON does, and that contain no other values.
 _PLAIN_TYPES = frozenset({int, str, float, type(None)})
 
-#: The columns in which an operation stands as it was recorded; the others are positions.
+#: The columns with an operation's fields as recorded; the others are positions.
 _RECORDED = ("process", "f", "key", "value", "result", "status", "invoked_ns", "returned_ns", "node")
 
 _INDEX = itemgetter("index")
 _COMPLETIONS = {OK: OK, FAIL: FAIL, INFO: INFO}
 
-#: Processes that inject faults: their events are counted, and are no operations of a client.
+#: Processes that inject faults: their events are counted, but are not operations of a client.
 NEMESIS_NAMES = frozenset({"nemesis", ":nemesis"})
 
 #: The name of an operation whose events name none; Elle's histories of transactions do so.
 UNNAMED_FUNCTION = "txn"
 
-#: Operations that answer with a value: where one of them ended ``ok`` and its event has none, null is meant, or the
-#: recorder gave it another name.
+#: Operations that return a value.  If one of them ended ``ok`` and its event has no value, null is meant, or the recorder
+#: used another name for it.
 READS = frozenset({"read", "get"})
 
-#: Sentences kept about what was left out: the number is exact, and more examples help nobody.
+#: Problems kept as examples; the count of problems is exact.
 MAX_PROBLEMS = 10
 
 
@@ -72,7 +71,7 @@ _BEGINS_JSON = frozenset('"[{-0123456789tf')
 
 
 class HistoryError(ValueError):
-    """A history that cannot be read.  ``event`` is the number of the offending event, from 0, where known."""
+    """A history that cannot be read.  ``event`` is the number of the offending event, from 0, if known."""
 
     def __init__(self, reason: str, *, event: int | None = None) -> None:
         super().__init__(reason)
@@ -81,7 +80,7 @@ class HistoryError(ValueError):
 
 
 def freeze(value: Any) -> Any:
-    """A hashable equal of ``value``: lists become tuples, sets frozensets, maps sorted tuples of pairs."""
+    """A hashable form of ``value``: lists become tuples, sets frozensets, maps sorted tuples of pairs."""
     if isinstance(value, (list, tuple)):
         return tuple(freeze(item) for item in value)
     if isinstance(value, (set, frozenset)):
@@ -93,9 +92,9 @@ def freeze(value: Any) -> Any:
 
 
 def key_text(key: Any) -> str | None:
-    """A key as a column of text holds it: a string as it is, anything else as JSON. A string that could be taken for
-    such JSON ("1" beside 1, "true" beside true) is in quotes, as in JSON. Two keys have one text if and only if they
-    are one key to a checker, as 1 and 1.0 are.
+    """A key as text: a string as it is, anything else as JSON. A string that could be mistaken for JSON ("1" for 1,
+    "true" for true) is quoted, as in JSON. Two keys have the same text if and only if they are the same key to a
+    checker, as 1 and 1.0 are.
     """
     if key is None or type(key) is int:
         return None if key is None else str(key)
@@ -112,7 +111,7 @@ def key_text(key: Any) -> str | None:
 
 
 def key_of_text(text: str) -> Any:
-    """The key of which `key_text` made a text. Files of earlier versions have every string as it is."""
+    """The inverse of `key_text`. Files of earlier versions have every string unquoted."""
     if text[:1] not in _BEGINS_JSON:
         return text
     try:
@@ -122,7 +121,7 @@ def key_of_text(text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: tuples and sets become lists, keys and unknown objects strings."""
+    """``value`` in a form that JSON supports: tuples and sets become lists, keys and unknown objects strings."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -143,9 +142,9 @@ def plain(value: Any) -> Any:
 class Operation:
     """One operation of one process, from invocation to return.
 
-    ``value`` is what was asked (a write's value, a compare-and-set's pair), ``result`` what the completion carried.
+    ``value`` is the argument (a write's value, a compare-and-set's pair), ``result`` the value of the completion.
     ``invoked`` and ``returned`` order events: any comparable numbers; an invocation and a return with the same number
-    are taken as concurrent.  ``invoked_ns`` and ``returned_ns`` are times since the start of the test, for people.
+    count as concurrent.  ``invoked_ns`` and ``returned_ns`` are times since the start of the test, for people.
     """
 
     process: Any
@@ -163,7 +162,7 @@ class Operation:
     index: int = -1
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable form with the names of the history format; ``result`` only where there is one."""
+        """A JSON-serialisable form with the names of the history format; ``result`` only if the operation is ok."""
         out: dict[str, Any] = {"index": self.index, "process": plain(self.process), "f": self.f, "type": self.status}
         if self.key is not None:
             out["key"] = plain(self.key)
@@ -182,10 +181,10 @@ class History:
     """Operations in columns, one row each, in order of invocation.
 
     ``nemesis_events`` counts the events of processes named in :data:`NEMESIS_NAMES`.  ``skipped_events`` counts the
-    events and lines that a lenient reader left out, and ``missing_events`` those that the numbers of the others show to
-    be missing; ``problems`` says of the first of them where they stood and why.  ``booleans`` says whether a boolean
-    occurs among keys, values and results, for those who compare them (see ``values``); ``None``: nobody has looked.
-    Whoever puts other values into the columns afterwards sets it to ``None``.
+    events and lines that a lenient reader left out, and ``missing_events`` those that are missing according to the
+    indices of the others; ``problems`` describes the first of them, with position and reason.  ``booleans`` tells
+    whether a boolean occurs among keys, values and results, which matters for comparisons (see ``values``); ``None``:
+    not known.  Code that changes the columns afterwards must set it to ``None``.
     """
 
     process: list[Any] = field(default_factory=list)
@@ -213,7 +212,7 @@ class History:
         self.note(problem)
 
     def note(self, problem: str) -> None:
-        """Remember what a reader of the source should know, if there is room."""
+        """Remember a remark about the source, if there is room."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
@@ -243,13 +242,13 @@ class History:
         )
 
     def operations(self, rows: Iterable[int]) -> tuple[Operation, ...]:
-        """Those rows as objects, in the order given."""
+        """The given rows as objects, in the order given."""
         return tuple(map(self.operation, rows))
 
     def rows_by_key(self) -> dict[Any, Sequence[int]]:
         """Rows of every key, in order of first use; one entry ``None`` when no operation has a key.
 
-        Keys that are or hold booleans, lists or maps are given as :func:`checker.values.exact` makes them.
+        Keys that are or contain booleans, lists or maps are converted by :func:`checker.values.exact`.
         """
         if not self.keyed:
             return {None: range(len(self.f))}
@@ -288,7 +287,7 @@ class History:
 
     @classmethod
     def from_operations(cls, operations: Iterable[Operation]) -> History:
-        """Columns from objects; their ``invoked`` and ``returned`` are replaced by positions in one order."""
+        """A history from objects; their ``invoked`` and ``returned`` are replaced by positions in one order."""
         rows = sorted(operations, key=lambda operation: operation.invoked)
         events: list[tuple[float, int, int]] = []
         for row, operation in enumerate(rows):
@@ -313,7 +312,7 @@ class History:
         return history._marked()
 
     def part(self, rows: Sequence[int]) -> History:
-        """Those rows alone, in the order given and with their positions in the whole."""
+        """A history of only these rows, in the order given and with their positions in the whole history."""
         part = History(booleans=self.booleans)
         part.errors = {at: self.errors[row] for at, row in enumerate(rows) if row in self.errors}
         for name in (*_RECORDED, "invoked", "returned"):
@@ -322,14 +321,14 @@ class History:
         return part
 
     def _marked(self) -> History:
-        """This history; marked where a look at the types of all values shows at once that none is a boolean."""
+        """This history, with ``booleans`` set to False if the types of all values already rule booleans out."""
         if all(_PLAIN_TYPES.issuperset(map(type, column)) for column in (self.key, self.value, self.result)):
             self.booleans = False
         return self
 
 
 def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence[Any]]:
-    """Those columns at those rows, without copying where the rows are all there are."""
+    """The named columns at these rows, without copying if these are all rows."""
     if isinstance(rows, range) and len(rows) == len(history):
         return [getattr(history, name) for name in names]
     return [[column[row] for row in rows] for column in (getattr(history, name) for name in names)]
@@ -338,11 +337,11 @@ def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence
 class HistoryBuilder:
     """Pairs events into a :class:`History`, in batches of any size, so that no event outlives its batch.
 
-    A process is a whole number or a name, and has one operation open at most.  An operation that is open when the
-    history ends counts as ``info``.  Events of the nemesis are counted.  Everything else that is no event, or that does
-    not fit the events before it, is refused; ``lenient`` leaves it out instead, and counts it.
+    A process is a whole number or a name, and has at most one operation open.  An operation that is open when the
+    history ends counts as ``info``.  Events of the nemesis are counted.  Anything else that is not an event, or does
+    not fit the events before it, is refused; with ``lenient`` it is left out and counted instead.
 
-    ``contiguous`` says that the events are a whole file: where they carry an ``index``, none may be missing.
+    ``contiguous`` means that the events are a whole file: if they carry an ``index``, none may be missing.
     """
 
     def __init__(self, *, lenient: bool = False, contiguous: bool = False) -> None:
@@ -368,15 +367,15 @@ class HistoryBuilder:
     def feed(self, events: Sequence[Mapping[str, Any]], where: Callable[[int], str] = "event {}".format) -> None:
         """Take the next events.
 
-        ``where`` says, for an event's place among ``events``, where it stood in its source.  Raises
-        :class:`HistoryError` naming the event that does not fit, unless the builder is lenient.
+        ``where`` maps an event's position in ``events`` to a description of its position in the source.  Raises
+        :class:`HistoryError`, naming the event that does not fit, unless the builder is lenient.
         """
         if not self.lenient:
             try:
                 self._check_order(events)
             except HistoryError as error:
                 if error.event is not None and error.event > self.events:
-                    self._feed(events[: error.event - self.events])  # what is wrong before it is said first
+                    self._feed(events[: error.event - self.events])  # errors before it are reported first
                 raise
             self._feed(events)
             return
@@ -389,9 +388,9 @@ class HistoryBuilder:
                 self.history.leave_out(f"{where(place)}: {error.reason}")
 
     def _end_what_lost_its_completion(self, event: Any, where: str) -> None:
-        """Leave the operation open for good that the event, by its own process, shows to be over.
+        """If the event shows that an earlier operation of its process is over, leave that operation open forever.
 
-        Its completion was lost, so that its outcome is unknown, and what comes next is not its completion.
+        Its completion was lost, so that its outcome is unknown, and the next event is not its completion.
         """
         if not isinstance(event, Mapping) or event.get("process").__class__ not in (int, str):
             return
@@ -476,7 +475,7 @@ class HistoryBuilder:
             history.keyed = keyed
 
     def _make_room(self, operations: int) -> None:
-        """Let the columns that completions fill in have a row for so many more operations."""
+        """Extend the columns that completions fill in by rows for this many more operations."""
         history = self.history
         missing = self._rows + operations - len(history.returned)
         if missing > 0:
@@ -487,14 +486,14 @@ class HistoryBuilder:
             history.status.extend([INFO] * missing)
 
     def _is_client(self, process: Any) -> bool:
-        """Whether a process that is no whole number is a client's, not the nemesis."""
+        """Whether a process that is not a whole number is a client, not the nemesis."""
         if process.__class__ is not str or not process:
             what = "an empty name" if process == "" else f"{process!r} ({type(process).__name__})"
             raise HistoryError(f"process must be a whole number or a name, not {what}")
         return process not in NEMESIS_NAMES
 
     def _function(self, name: Any) -> str:
-        """The name of an operation, seen for the first time; histories in which none has any are of transactions."""
+        """The name of an operation, seen for the first time; in histories without any names they are transactions."""
         if name is None and len(self.history.f) == self._unnamed:
             self._unnamed += 1
             return UNNAMED_FUNCTION
@@ -508,7 +507,7 @@ class HistoryBuilder:
         return str(name)
 
     def _check_order(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Events that carry an ``index`` must come in its order, or their order means nothing; all do, or none."""
+        """Check that events with an ``index`` come in its order, and that either all or no events have one."""
         try:
             numbers: list[Any] = list(map(_INDEX, events))
             if self._indexed and numbers == list(range(self._last_index + 1, self._last_index + 1 + len(numbers))):
@@ -516,7 +515,7 @@ class HistoryBuilder:
                 return
         except (KeyError, TypeError, IndexError):
             if not all(isinstance(event, Mapping) for event in events):
-                return  # no map: said where it is taken
+                return  # not a map: reported when the event is taken
             numbers = [event.get("index") for event in events]
         if not numbers:
             return
@@ -560,7 +559,7 @@ class HistoryBuilder:
             self.history.note(what)
 
     def never_completed(self) -> set[int]:
-        """The rows that are open at this moment."""
+        """The rows of operations that are open now."""
         return set(self._open.values())
 
     def finish(self) -> History:

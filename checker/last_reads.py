@@ -1,6 +1,7 @@
-"""Reads when all was over: whether each register and each log was read then, and which of the reads count.
+"""Final reads: whether each register and each log was read at the end, and which of these reads count.
 
-A loss that nobody looked for leaves no trace in a history: whoever calls it valid asks here first what was left unread.
+A loss that no read could reveal leaves no trace in a history, so before a verdict of valid it is checked here what was
+left unread.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ __all__ = ["answered_since_changed", "last_final_reads", "without_earlier_tails"
 
 
 def answered_since_changed(history: History, f: str = "read") -> dict[Any, bool]:
-    """Key -> whether a read ``f`` was answered that began after the key's last change was acknowledged; of the keys of
-    which a read that began then has ended."""
+    """Key -> whether some read ``f`` that began after the key's last acknowledged change was answered.  Only keys with
+    such a read that has ended are included."""
     answered: dict[Any, bool] = {}
     for key, rows in history.rows_by_key().items():
         changes = (row for row in rows if history.f[row] != f and history.status[row] == OK)
@@ -28,13 +29,13 @@ def answered_since_changed(history: History, f: str = "read") -> dict[Any, bool]
 
 
 def last_final_reads(history: History) -> dict[Any, int | None]:
-    """Log (a key) -> the row of the last of its reads that say ``final`` which came to its end.  ``None`` where none
-    did, and where it was asked for more from there on, as it was behind, and these reads came to none."""
+    """Log (a key) -> the row of its last ``final`` read that reached the end of the log.  ``None`` if none did, or if a
+    later final read continued from there, because the reader was behind, and did not reach the end."""
     return {log: row for log, rows in history.rows_by_key().items() for row in _last_final_read(history, rows)}
 
 
 def _last_final_read(history: History, rows: Iterable[int]) -> list[int | None]:
-    """The last of these, or that there is none; nothing where no read of these says ``final``."""
+    """[row of the last such read], [None] if there is none, or [] if none of these reads is ``final``."""
     last: list[int | None] = []
     end: int | None = None
     for row in rows:
@@ -49,7 +50,7 @@ def _last_final_read(history: History, rows: Iterable[int]) -> list[int | None]:
 
 
 def without_earlier_tails(history: History) -> History:
-    """The same with reads that say nothing of a log's end, which may be old, but for the last final one of each log."""
+    """The history without the tails of reads, which may be outdated, except for the last final read of each log."""
     kept = set(last_final_reads(history).values())
     results = [
         {**result, "tail": None} if name == "read" and history.status[row] == OK and row not in kept else result
@@ -59,8 +60,8 @@ def without_earlier_tails(history: History) -> History:
 
 
 def without_full_polls(history: History) -> History:
-    """The same, and reads that saw no end say nothing: the near-linear test wants an end of every read, and what such a
-    read holds is looked at by the checker of a log's contents."""
+    """The history with reads that show no tail turned into failed ones: the near-linear test requires a tail of every
+    read, and the messages of these reads are checked by the checker of a log's contents."""
     status = list(history.status)
     for row, name in enumerate(history.f):
         if name == "read" and status[row] == OK and history.result[row].get("tail") is None:
@@ -69,12 +70,12 @@ def without_full_polls(history: History) -> History:
 
 
 def _has_ended(history: History, row: int) -> bool:
-    """Whether the operation of a row has a completion: what was open when the history ended says nothing."""
+    """Whether the operation of a row has a completion; operations still open at the end of the history have none."""
     return history.status[row] != INFO or history.returned_ns[row] is not None
 
 
 def _end_reached(history: History, row: int) -> int | None:
-    """Where a log ends by a read that came to its end."""
+    """The end of a log according to a read that reached it; None for other reads."""
     result = history.result[row]
     if history.status[row] != OK or result.get("tail") is None:
         return None

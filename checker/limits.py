@@ -1,4 +1,4 @@
-"""Limits for checkers that look at none themselves, since they need little more time than reading does."""
+"""Limits for checkers that check none themselves, because they need little more time than reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["within_limits"]
 
 
 def within_limits(judge: Callable[[], Result], timeout_s: float | None, memory_mb: float | None) -> Result:
-    """What ``judge`` says; unknown where it passes a limit, as :class:`Budget` has them."""
+    """The result of ``judge``; unknown if it exceeds a limit (see :class:`Budget`)."""
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     try:
         with budget.watched_anyway():

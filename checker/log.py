@@ -1,20 +1,20 @@
-"""What happened to the messages of an append-only log: lost, duplicated, phantom, reordered, and so on.
+"""Anomalies of the messages of an append-only log: lost, duplicated, phantom, reordered, and so on.
 
-Linearizability of a log is one yes or no; this checker counts every kind of anomaly by itself, with examples.
+Linearizability of a log is a single yes or no; this checker counts every kind of anomaly separately, with examples.
 
     lost        acknowledged, and later shown to be absent
-    duplicated  one value at more offsets than appends of it can have put it
-    phantom     a value that nobody appended, all of whose appends failed, or that was read before it was appended; a
-                place before the first
-    reordered   an append given an offset below what was already there when it was invoked
+    duplicated  a value at more offsets than it may have been appended to
+    phantom     a value that nobody appended, all of whose appends failed, or that was read before its append was
+                invoked; a negative offset
+    reordered   an append that got an offset below what the log already held when it was invoked
     divergent   two values seen at one offset
-    gap         a read at an offset below the tail that came back empty
+    gap         an empty read at an offset below the tail
     stale       a tail below what had been acknowledged or shown before the operation began
 
-An append that was acknowledged without its offset is lost where every place below the end is known to hold another
-message.  ``unread`` (acknowledged and not shown to be absent, but never read) and ``recovered`` (outcome unknown, but
-there) are counted without being wrong.  ``unlooked`` are those of the unread that nobody looked for: no read or tail
-that tells where the queue ends began after their acknowledgement, and none counted them.  They leave the verdict open.
+An append acknowledged without an offset is lost if every offset below the end is known to hold another message.
+``unread`` (acknowledged and not shown to be absent, but never read) and ``recovered`` (outcome unknown, but present)
+are counted without being wrong.  ``unlooked`` are unread messages that nobody looked for: no read or tail that shows
+where the queue ends began after their acknowledgement, and none shows an end beyond them.  They leave the verdict open.
 One pass in event order; linear time.
 """
 
@@ -33,19 +33,19 @@ from checker.words import named_row, short
 
 __all__ = ["ANOMALIES", "check_log"]
 
-#: Kinds of anomaly, gravest first: the first one found is the one the verdict's sentence is about.
+#: Kinds of anomaly, gravest first: the verdict's sentence is about the first kind that occurs.
 ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale", "gap")
 
-#: What is counted of every queue without being wrong.
+#: What is counted for every queue without being wrong.
 COUNTED = ("acknowledged", "observed", "unread", "unlooked", "recovered", "reads")
 #: Examples kept of each kind; counts are exact.
 MAX_EXAMPLES = 5
-#: Memory this checker takes per operation at most, beside the messages read; 70 to 180 were measured.  What is really
-#: taken is watched where this would be too much.
+#: Upper bound on this checker's memory per operation, without the messages read; 70 to 180 were measured.  Actual use is
+#: watched if this bound exceeds the limit.
 BYTES_PER_OPERATION = 500
 
 
-#: Stands for an offset that nobody has shown anything at.
+#: Stands for an offset at which nothing has been seen.
 _ABSENT = object()
 
 
@@ -66,14 +66,14 @@ class _Anomalies:
             self.first.setdefault(kind, (key, rows, text))
 
     def copy(self) -> _Anomalies:
-        """What there is now, whatever is added to this one later."""
+        """An independent copy of the current state."""
         other = _Anomalies()
         other.counts, other.first = dict(self.counts), dict(self.first)
         other.examples = {kind: list(examples) for kind, examples in self.examples.items()}
         return other
 
     def wants(self, kind: str) -> bool:
-        """Whether another example of this kind would be kept (its words are only made then)."""
+        """Whether another example of this kind would be kept (its text is built only then)."""
         return len(self.examples.get(kind, ())) < MAX_EXAMPLES
 
 
@@ -87,9 +87,9 @@ def check_log(
 
     Every key is a queue.  ``stats`` holds ``counts`` and ``examples`` by kind, and totals.  The verdict is invalid if
     anything was lost, duplicated, phantom, reordered, divergent, a gap or stale.  It is unknown when a budget ran out,
-    or when acknowledged messages were never looked for: nothing showed them, and no read or tail that tells where
-    their queue ends counts them, or began after their acknowledgement.  A test ends with a read of every queue.  Raises
-    :class:`HistoryError` for results of another form.
+    or when acknowledged messages were never looked for: nothing showed them, and no read or tail that shows where
+    their queue ends began after their acknowledgement, or shows an end beyond them.  A test should therefore end with a
+    read of every queue.  Raises :class:`HistoryError` for results of another form.
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     history = recorded = History.of(history)
@@ -101,7 +101,7 @@ def check_log(
         try:
             anomalies, counted, stopped = _check_queues(history, recorded, groups, budget)
         except TypeError:
-            # Offsets like 0.0, and messages that are lists or maps: rare enough to be looked for only now.
+            # Offsets like 0.0, and messages that are lists or maps, are rare enough to be handled only on failure.
             history = _uniform(history)
             anomalies, counted, stopped = _check_queues(history, recorded, groups, budget)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
@@ -141,7 +141,7 @@ def check_log(
 
 @dataclass
 class _Counted:
-    """What was counted in all queues, and the first keys of those in which nobody looked for some."""
+    """Totals over all queues, and the first keys of queues with ``unlooked`` messages."""
 
     queues: int = 0
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
@@ -158,7 +158,7 @@ class _Counted:
 def _check_queues(
     history: History, recorded: History, groups: Mapping[Any, Sequence[int]], budget: Budget
 ) -> tuple[_Anomalies, _Counted, str | None]:
-    """What is wrong, what was counted in the queues that were checked, and the limit that ended it, if one did."""
+    """Anomalies and counts of the queues that were checked, and the limit that ended the check, if one did."""
     anomalies, counted = _Anomalies(), _Counted()
     for key, rows in groups.items():
         stopped = budget.exhausted()
@@ -168,14 +168,14 @@ def _check_queues(
         try:
             with budget.watched(len(rows) * BYTES_PER_OPERATION):
                 counts = _Queue(history, recorded, key, rows, anomalies).check()
-        except LimitReached as limit:  # anywhere: this queue's anomalies may be half written down
+        except LimitReached as limit:  # this queue's anomalies may be incomplete
             return before, counted, str(limit)
         counted.add(key, counts)
     return anomalies, counted, None
 
 
 def _uniform(history: History) -> History:
-    """The history with whole numbers for offsets and the tails of reads, and messages that can be hashed."""
+    """The history with integers as offsets and tails of reads, and with hashable messages."""
     values, results = list(history.value), list(history.result)
     for row, f in enumerate(history.f):
         result = results[row]
@@ -190,7 +190,7 @@ def _uniform(history: History) -> History:
 
 
 def _whole(number: Any) -> Any:
-    """An offset, which JSON may have as 3.0."""
+    """An offset as an integer; JSON may contain it as 3.0."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -206,14 +206,14 @@ class _Queue:
         self._rows = rows
         self._anomalies = anomalies
         self._content: list[Any] = []
-        #: What lies further than operations can have put it: of a log that was not empty, or of a wrong answer.
+        #: Values at offsets that the number of operations cannot explain: the log was not empty, or a response is wrong.
         self._beyond: dict[int, Any] = {}
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
         self._appended: dict[Any, int] = {}
-        #: The appends of each value that several of them append.
+        #: The appends of each value that was appended more than once.
         self._repeated: dict[Any, list[int]] = {}
-        #: At how many places each of them may be, and at how many it was seen.
+        #: At how many offsets each of these values may be, and at how many it was seen.
         self._allowed: dict[Any, int] = {}
         self._copies: dict[Any, int] = {}
         self._seen: set[Any] = set()
@@ -259,25 +259,25 @@ class _Queue:
         }
 
     def _find_repeated(self, appends: list[int]) -> None:
-        """A value that is appended again, as by a client that tries again, may be at as many places."""
+        """Find values that were appended repeatedly, as by client retries; each may be at that many offsets."""
         by_value: dict[Any, list[int]] = {}
         for row in appends:
             by_value.setdefault(self._history.value[row], []).append(row)
         self._repeated = {value: rows for value, rows in by_value.items() if len(rows) > 1}
         for value, rows in self._repeated.items():
-            # Of those that can have put it there the one that began first, for it allows most.
+            # Of the appends that did not fail, take the one that began first, since it allows most.
             self._appended[value] = min(rows, key=lambda row: (self._history.status[row] == FAIL, row))
             self._allowed[value] = sum(self._history.status[row] != FAIL for row in rows)
 
     def _is_recovered(self, value: Any) -> bool:
-        """Whether a value is there though none of its appends was acknowledged."""
+        """Whether a value is present although none of its appends was acknowledged."""
         row = self._appended.get(value)
         if row is None or self._history.status[row] != INFO:
             return False
         return not any(self._history.status[other] == OK for other in self._repeated.get(value, ()))
 
     def _put(self, row: int, offset: int, value: Any) -> None:
-        """Someone says that ``offset`` holds ``value``."""
+        """Record that an operation shows ``value`` at ``offset``."""
         content: Any = self._content
         if offset >= len(self._rows):
             content, offset = self._beyond, index(offset)
@@ -321,7 +321,7 @@ class _Queue:
             )
 
     def _is_once_too_often(self, value: Any) -> bool:
-        """Whether a value that is appended several times is at one more place than that."""
+        """Count one more offset of a value that was appended repeatedly; whether these are too many now."""
         self._copies[value] = self._copies.get(value, 1) + 1
         return self._copies[value] > self._allowed[value]
 
@@ -393,7 +393,7 @@ class _Queue:
             )
 
     def _order(self, done: list[int]) -> None:
-        """Whatever began after the log was seen to hold n messages must see, or be placed after, those n."""
+        """An operation that began after the log was seen to hold n messages must see those n, or be placed after them."""
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
         reached, by, at, count = 0, -1, 0, len(done)
@@ -428,7 +428,7 @@ class _Queue:
     def _losses(self, done: list[int]) -> tuple[int, int]:
         """Find acknowledged messages that the end of the history shows to be gone.
 
-        Returns how many of the others nobody has read, and how many of these nobody has looked for.
+        Returns how many of the others were never read, and how many of these nobody looked for.
         """
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
@@ -444,7 +444,7 @@ class _Queue:
             if f[row] != "append":
                 continue
             value, offset = history.value[row], _offset(results[row])
-            # Where its place is not known it is gone if every place is known to hold another.
+            # A message without a known offset is gone if every offset is known to hold another message.
             gone = returned[row] < last_begun and (
                 offset >= tail if offset is not None else are_all_known and value not in self._place
             )
@@ -458,10 +458,10 @@ class _Queue:
         return unread, sum(offset is None or offset >= counted for offset in behind)
 
     def _replacers(self, done: list[int]) -> dict[int, int]:
-        """Acknowledged appends whose message nobody saw, each with the first later read that has another there."""
+        """Acknowledged append whose message was never seen -> the first later read of another one at its offset."""
         history = self._history
         waiting: dict[int, list[int]] = {}
-        for row in reversed(done):  # so that those that returned first are last, and are taken off first
+        for row in reversed(done):  # so that appends that returned first are popped first
             if history.f[row] == "append" and history.value[row] not in self._seen:
                 waiting.setdefault(_offset(history.result[row]), []).append(row)
         found: dict[int, int] = {}
@@ -491,12 +491,12 @@ class _Queue:
 
 
 def _offset(result: Any) -> Any:
-    """The offset that an append was acknowledged with; ``None`` where it was without one."""
+    """The offset with which an append was acknowledged; ``None`` if without one."""
     return None if result is None else result[0]
 
 
 def _shown(f: str, result: Any) -> int | None:
-    """How many messages the log held at least, by this result."""
+    """The least number of messages that the log held, according to this result; None if it does not tell."""
     if f == "append":
         offset = _offset(result)
         return None if offset is None else int(offset) + 1
@@ -506,7 +506,7 @@ def _shown(f: str, result: Any) -> int | None:
 
 
 def _tail(f: str, result: Any) -> int | None:
-    """Where the log ended, by this result of a read or of a tail."""
+    """Where the log ended, according to this result of a read or a tail; None if it does not tell."""
     if f == "tail":
         return None if result is None else int(result)
     tail = result.get("tail")

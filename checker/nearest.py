@@ -1,4 +1,4 @@
-"""What a mistyped word may have meant."""
+"""Suggestions for mistyped words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["nearest"]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: `` (did you mean X?)``, or nothing where no known word is near."""
+    """A hint: `` (did you mean X?)``, or nothing if no known word is similar."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
     return f" (did you mean {matches[0]}?)" if matches else ""

@@ -1,4 +1,4 @@
-"""What in a history is allowed, and yet often a mistake of the program that recorded it: a note beside the verdict."""
+"""Notes on features of a history that are allowed, but often indicate a mistake of the program that recorded it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checker.words import short
 
 __all__ = ["oddities"]
 
-#: Types of a time that is one.
+#: Types of valid times.
 _TIMES = frozenset({*NUMBERS, type(None)})
 
 
@@ -37,7 +37,7 @@ def _times_that_are_none(history: History) -> Iterator[str]:
 
 
 def _going_on_after_info(history: History) -> Iterator[str]:
-    """A process has one operation open at a time, and one that ended ``info`` stays open."""
+    """Note processes that continue after ``info``: a process has one operation open at a time, and that one stays open."""
     ended = {process for process, status in zip(history.process, history.status, strict=True) if status == INFO}
     if not ended:
         return

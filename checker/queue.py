@@ -1,4 +1,4 @@
-"""Queues as a whole: what went in must come out, whatever the order."""
+"""Queues as a whole: every value that was enqueued must come out, in any order."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _NOTHING_THERE = frozenset(("empty", "exhausted"))
 
 
 def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelivers: bool = False) -> Result:
-    """Check that every value whose enqueue was acknowledged came out, and none that nobody had tried to enqueue.
+    """Check that every value whose enqueue was acknowledged came out, and no value that nobody tried to enqueue.
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
-    a list of all that was left.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown,
-    but dequeued).  Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may
-    repeat.  Each key is a queue.  Unknown when values are ``missing`` from one that nobody found empty (by a ``None``,
-    a ``drain``, or as Jepsen's clients say it: by a take that failed with ``exhausted`` or ``empty``) after they were
-    acknowledged: they may be in it still; and when no more are missing than takes of unknown outcome may have taken,
-    unless it ``redelivers`` what was taken and not acknowledged: then such a take took nothing.
+    a list of all that was left.  Each key is a queue.  Counts ``lost``, ``unexpected``, ``duplicated`` and
+    ``recovered`` (outcome unknown, but dequeued).  Duplicates are wrong only with ``allow_duplicates`` false, because
+    queues with at-least-once delivery may repeat values.  The answer is unknown if values are ``missing`` from a queue
+    that was not found empty after they were acknowledged, since they may still be in it.  A queue is found empty by a
+    ``None``, a ``drain`` or, with Jepsen's clients, a take that failed with ``exhausted`` or ``empty``.  It is also
+    unknown if no more values are missing than takes of unknown outcome may have taken, unless the queue ``redelivers``
+    unacknowledged values: then such a take took nothing.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
@@ -45,7 +46,7 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelive
 def _check_queue(
     history: History, rows: Sequence[int], tally: Tally, redelivers: bool, of_queue: str
 ) -> tuple[int, str | None]:
-    """Judge one queue: how many values were acknowledged, and why it is not known what became of some, if it is not."""
+    """Judge one queue.  Returns how many values were acknowledged, and why the fate of some is unknown, if it is."""
     acked: dict[Any, list[int]] = {}
     attempts: dict[Any, list[int]] = {}
     taken: dict[Any, list[int]] = {}
@@ -74,7 +75,7 @@ def _check_queue(
             continue
         if f == "drain" or result is None:
             last_empty = max(last_empty, history.invoked[row])
-        if f == "drain" and says_nothing:  # what it took are operations of their own
+        if f == "drain" and says_nothing:  # the values that it took are recorded as separate operations
             continue
         for item in result if f == "drain" else [result]:
             if item is not None:
@@ -86,7 +87,7 @@ def _check_queue(
 
 
 def _says_nothing_was_there(answer: Any) -> bool:
-    """Whether it is what Jepsen's clients answer, or fail with, where the queue was empty (``:exhausted``)."""
+    """Whether this is the result, or error, of Jepsen's clients for an empty queue (``:exhausted``)."""
     return isinstance(answer, str) and answer.removeprefix(":") in _NOTHING_THERE
 
 
@@ -97,7 +98,7 @@ def _judge_taken(
     acked: dict[Any, list[int]],
     taken: dict[Any, list[int]],
 ) -> None:
-    """Judge what came out."""
+    """Judge the values that came out."""
     for value, takes in taken.items():
         tried = attempts.get(value, [])
         if not tried:
@@ -119,7 +120,7 @@ def _judge_taken(
 
 
 def _before_it_was_put_in(history: History, takes: Sequence[int], tried: Sequence[int]) -> tuple[int, int] | None:
-    """The first of the takes of a value to return before so many puts of it were invoked, and the put that lacked."""
+    """(take, put) for the first n such that the nth take of a value returned before its nth put was invoked."""
     in_order = takes if len(takes) == 1 else sorted(takes, key=history.returned.__getitem__)
     for take, put in zip(in_order, tried, strict=False):
         if history.returned[take] < history.invoked[put]:
@@ -136,8 +137,9 @@ def _judge_missing(
     unseen: float,
     of_queue: str,
 ) -> str | None:
-    """Judge what did not come out: ``lost`` if the queue was found empty later, by a take that began at ``last_empty``,
-    and not all of it may have gone to the ``unseen`` takes; else why it may not be lost, if anything is missing."""
+    """Judge values that did not come out: ``lost`` if the queue was found empty later, by a take that began at
+    ``last_empty``, and the ``unseen`` takes cannot account for all of them.  Returns why values may not be lost, if any
+    are missing."""
     gone: dict[Any, int] = {}
     unlooked = 0
     for value, puts in acked.items():

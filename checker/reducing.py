@@ -1,4 +1,4 @@
-"""Few of many that still show what all of them show."""
+"""Reduction of a set of items to a small subset with the same property (delta debugging)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 def smallest(
     items: Sequence[T], is_enough: Callable[[list[T]], bool], is_over: Callable[[], Any] = lambda: None
 ) -> list[T]:
-    """Few of ``items``, all of which are enough, that are enough as well: of what is left none can be left out alone.
+    """A small subset of ``items`` that ``is_enough``, as all items together are; no single item of it can be left out.
 
-    Large chunks are left out first, then one by one, until ``is_over``.
+    Tries to leave out large chunks first, then single items, until ``is_over``.
     """
     kept = list(items)
     chunk = max(1, len(kept) // 2)

@@ -1,10 +1,10 @@
 """Sequential consistency: one order of all operations that keeps the order of each process (Lamport 1979).
 
-Not local, so keys cannot be checked one by one: a state is the states of all keys together.  Deciding is NP-complete;
-the search is depth first over how far each process has come, and remembers where it has been.
+It is not local, so keys cannot be checked one by one: a state consists of the states of all keys.  Deciding is
+NP-complete; the search is depth first over how far each process has come, and remembers visited configurations.
 
 An operation of unknown outcome takes effect after what its process had completed before it, at any time or never: a
-process that goes on after it does not wait for it.  So every linearizable history is sequentially consistent.
+process that continues after it does not wait for it.  So every linearizable history is sequentially consistent.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = ["check_sequential"]
 ENGINE = "sequential search"
 #: About how much memory configurations may take between two looks at the budget: some ten milliseconds of search.
 BYTES_PER_LOOK = 4 << 20
-#: Of a configuration, beside its states, and of each process in it.
+#: Memory of a configuration without its states, and of each process in it.
 BYTES_OF_CONFIGURATION = 300
 BYTES_OF_PLACE = 8
 
-#: How many operations each process has completed, which of the crashed ones took effect (bits), the state of each key.
+#: How many operations each process has completed, which crashed ones have taken effect (bits), the state of each key.
 Configuration = tuple[tuple[int, ...], int, tuple[Any, ...]]
 
 
 @dataclass(slots=True)
 class _Program:
-    """What the processes did.  An operation is its row, the number of its key, its name, value and result."""
+    """The operations by process.  An operation is its row, the number of its key, its name, value and result."""
 
     #: Completed operations of each process, in its order.
     lanes: list[list[tuple[int, int, str, Any, Any]]] = field(default_factory=list)
-    #: Operations of unknown outcome: its lane, how many of that must come first, and the same with every result.
+    #: Operations of unknown outcome: lane, how many operations of that lane come first, the operation with each result.
     crashed: list[tuple[int, int, list[tuple[int, int, str, Any, Any]]]] = field(default_factory=list)
-    #: For each of them, the one before it that looks the same, or none: that one goes first.
+    #: For each of them the previous identical one, which must take effect first, or None.
     twin: list[int | None] = field(default_factory=list)
     keys: int = 0
     model: Model = field(default_factory=Model)
@@ -58,17 +58,17 @@ def check_sequential(
 ) -> Result:
     """Check whether a history is sequentially consistent with respect to a model.
 
-    It is if the operations of all keys can be put in one order that keeps the order of each process and that the model
-    allows, every key being an object of its own.
+    It is if the operations of all keys have an order that keeps the order of each process and that the model allows,
+    with every key as a separate object.
 
     ``timeout_s`` (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the search; past either the
-    verdict is ``unknown``.  Raises :class:`HistoryError` for values that the model cannot be used with and
+    verdict is ``unknown``.  Raises :class:`HistoryError` for values that the model cannot be used with, and
     :class:`ModelError` for operations that the model lacks.
     """
     history = History.of(events)
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     try:
-        # Where messages may be in any queue of a topic one step may take longer than the rest.
+        # If messages may be in any queue of a topic, a single step may take longer than all others.
         with budget.watched_anyway() if isinstance(model, Topic) else nullcontext():
             return _check(history, model, budget)
     except LimitReached as limit:
@@ -128,7 +128,7 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
 
 
 def _token(configuration: Configuration, model: Model) -> Any:
-    """What a configuration is remembered by."""
+    """The form in which a configuration is remembered."""
     places, used, states = configuration
     return configuration if is_ours(model) else (places, used, exact(states))
 
@@ -136,7 +136,7 @@ def _token(configuration: Configuration, model: Model) -> Any:
 def _choices(
     program: _Program, places: tuple[int, ...], used: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, int, str, Any, Any]]]:
-    """Every operation that may be next: crashed ones first, so that the search tries those last."""
+    """Every operation that may come next; crashed ones come first here, so that the search tries them last."""
     for number, (lane, after, results) in enumerate(program.crashed):
         twin = program.twin[number]
         if used >> number & 1 or places[lane] < after or (twin is not None and not used >> twin & 1):
@@ -149,7 +149,7 @@ def _choices(
 
 
 def _program_of(history: History, model: Model) -> _Program:
-    """The operations that happened or may have, by process."""
+    """The operations that took effect or may have, by process."""
     of_values = exact if is_ours(model) else _as_it_is
     program = _Program()
     lane_of: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""What one session may expect of its own reads and writes."""
+"""Session guarantees: what a process may expect of its own reads and writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_sessions"]
 
 
 def version_of(result: Any) -> Any:
-    """How new a result is: a map's ``tail``, a pair's first part, or the value itself; ``None`` says nothing."""
+    """The version of a result: a map's ``tail``, a pair's first part, or the value itself; ``None`` if it has none."""
     if isinstance(result, Mapping):
         return result.get("tail", result.get("version"))
     if isinstance(result, (list, tuple)):
@@ -32,12 +32,12 @@ def check_sessions(
 ) -> Result:
     """Check the session guarantees (Terry et al. 1994) of every process on every key.
 
-    Results must say how new they are: a versioned register's ``[version, value]``, a log's offset and tail; ``version``
-    takes the number from a result, ``reads`` and ``writes`` name the operations.  Invalid with the counts
-    ``monotonic-reads`` (a read older than an earlier read), ``read-your-writes`` (older than an earlier own write),
-    ``monotonic-writes`` (a write placed before an earlier own write), ``writes-follow-reads`` (placed before what was
-    read), unknown where no result says how new it is, else valid.  A log's append at offset n is version n + 1.  Raises
-    TypeError for versions that are no numbers.
+    Results must contain a version: a versioned register's ``[version, value]``, a log's offset and tail.  ``version``
+    extracts it from a result; ``reads`` and ``writes`` name the operations.  A log's append at offset n has version
+    n + 1.  Invalid with the counts ``monotonic-reads`` (a read older than an earlier read), ``read-your-writes`` (a
+    read older than an earlier own write), ``monotonic-writes`` (a write placed before an earlier own write) and
+    ``writes-follow-reads`` (a write placed before what was read); unknown if no result has a version.  Raises TypeError
+    for versions that are not numbers.
     """
     history = History.of(events)
     kinds = ("monotonic-reads", "read-your-writes", "monotonic-writes", "writes-follow-reads")

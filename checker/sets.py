@@ -1,4 +1,4 @@
-"""Sets: what was added must be there when the set is read."""
+"""Sets: what was added must be present when the set is read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["check_set", "check_set_full"]
 def check_set(events: Events) -> Result:
     """Check that the last read of a set shows all elements whose ``add`` was acknowledged, and no other.
 
-    Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected`` (nobody had added
-    it); ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Each key is a set.
-    Unknown when no read completed, or none of a key to which an ``add`` was acknowledged.
+    Each key is a set.  Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected``
+    (never added before); ``recovered`` elements (added with an unknown outcome, and present) are only counted.  Unknown
+    when no read completed, or none of a key with an acknowledged ``add``.
     """
     history = History.of(events)
     tally = Tally("set", history, wrong=("lost", "unexpected"), noted=("recovered",))
@@ -40,7 +40,7 @@ def check_set(events: Events) -> Result:
 
 
 def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tally) -> int:
-    """Judge the last read of a set; how many elements it shows."""
+    """Judge the last read of a set.  Returns how many elements it shows."""
     shown = set(map(exact, elements_shown(history.result[last])))
     attempted: set[Any] = set()
     for row in rows:
@@ -64,14 +64,15 @@ def _shown(result: Any) -> Collection[Any]:
 
 
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
-    """Check by every read of the whole set that no element disappears once it is known.
+    """Check, with reads of the whole set, that no element disappears once it is known.
 
-    An element is known once its add was acknowledged or a read showed it, whoever added it.  ``lost``: a read lacks it
-    that was invoked after that, and after the return of every read that shows it.  ``stale``: some read invoked after
-    that lacks it, but a later one, or one at the same time, has it; wrong only if ``linearizable``.  ``never-read``:
-    acknowledged, but no read began afterwards.  ``visible_ms`` gives quantiles of the time from acknowledgement to the
-    first read after which it was never missing.  An element twice in one read is ``duplicated`` and wrong.  Each key is
-    a set.  Unknown when no read of a key began after any of its elements was known.
+    Each key is a set.  An element is known once its add was acknowledged or a read showed it, whoever added it.
+    ``lost``: the element is absent from a read that was invoked after it was known and after the return of every read
+    that shows it.  ``stale``: it is absent from a read that was invoked after it was known, but a later or concurrent
+    read shows it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.
+    ``visible_ms`` gives quantiles of the time from acknowledgement to the first read from which on the element was
+    never absent.  An element that occurs twice in one read is ``duplicated`` and wrong.  Unknown when no read of a key
+    began after any of its elements was known.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))
@@ -95,10 +96,10 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
 
 
 def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> tuple[int, int]:
-    """Judge the elements of a set: how many stayed visible, and after how many no read began once they were known.
+    """Judge the elements of a set.  Returns how many stayed visible, and for how many no read began once they were known.
 
-    Of each element only the reads that show it are looked at, so that all takes time for what was read: many reads of
-    few elements, beside many elements that are lost, would take the product of the two otherwise.
+    For each element only the reads that show it are examined, so that the time is proportional to what was read.
+    Otherwise many reads of few elements, together with many lost elements, would take the product of the two.
     """
     invoked, returned = history.invoked, history.returned
     adds: dict[Any, int] = {}
@@ -117,7 +118,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
                 known[value] = min(known.get(value, returned[row]), returned[row])
         elif row in place:
             items = [exact(item) for item in _shown(history.result[row])]
-            shown = dict.fromkeys(items)  # in the read's own order: the first witness must not hang on hashes
+            shown = dict.fromkeys(items)  # in the read's own order: the first witness must not depend on hashes
             if len(shown) < len(items):
                 tally.add("duplicated", (row,), f"{named_row(history, row)} shows an element twice")
             for value in shown:
@@ -140,7 +141,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         row = in_order[last_absent]
         if is_absent and invoked[row] > shown_until.get(value, -1):
             text = ""
-            if tally.wants("lost"):  # the words of a read take time for all that it shows
+            if tally.wants("lost"):  # the text of a read takes time for everything that it shows
                 text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
             tally.add("lost", (*source, row), text)
             continue
@@ -148,7 +149,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         if is_absent:
             tally.add("stale", (*source, row), f"{short(value)} was known, but a later read lacks it for a while")
         visible = max(first_later, last_absent + 1)
-        if visible == len(in_order):  # who lacks it last, and who shows it last, read at the same time
+        if visible == len(in_order):  # the last read without it and the last read that shows it are concurrent
             continue
         start_ns = history.returned_ns[adds[value]] if value in adds else None
         seen_ns = history.invoked_ns[in_order[visible]]
@@ -158,7 +159,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
 
 
 def _last_without(places: Sequence[int], count: int) -> int:
-    """The last of the numbers below ``count`` that is not among ``places``; -1 where all of them are."""
+    """The largest number below ``count`` that is not among ``places``; -1 if all are."""
     last = count - 1
     for at in sorted(places, reverse=True):
         if at != last:

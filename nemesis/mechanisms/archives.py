@@ -9,7 +9,7 @@ import zipfile
 __all__ = ["FIXED_TIME", "add_module"]
 
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest time a zip file can hold. With a fixed time, the same sources and the same Python give the same bytes."""
+"""The earliest time a zip file can hold. With a fixed time, the same sources and Python give the same bytes."""
 
 _FILE_MODE = 0o644
 _UNCHECKED_HASH = 0b01

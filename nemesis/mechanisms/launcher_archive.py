@@ -1,4 +1,4 @@
-"""The launcher as one file: what is copied to a host to run programs there under faults without a library.
+"""The launcher as one file, which is copied to a host to run programs there under faults without a library.
 
 See nemesis/mechanisms/launcher/__main__.py for what it does.
 """
@@ -41,7 +41,7 @@ _START = f"import sys\nfrom {_PACKAGE}.__main__ import main\nmain(sys.argv[1:])\
 
 @functools.cache
 def launcher_archive() -> bytes:
-    """A zip file that Python runs. The same sources and Python give the same bytes."""
+    """A zip file that Python can run. The same sources and Python give the same bytes."""
     directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
@@ -67,10 +67,10 @@ def launcher_command(
     number: int = 0,
 ) -> list[str]:
     """The command that runs `program` under the faults of a control file. `traps` are groups of system calls (see
-    launcher/filter.py) on files below `root` that can be held, delayed and refused; they are reported from the start,
-    or, where it `attaches`, from the first disk fault on. `undo_path` is the directory of an undo log, of all that is
-    written from the start, or, where it `attaches`, while the control file asks for an account; `moves_clock`: its
-    wall clock can be moved. What it does is counted under `number`, where that is not 0."""
+    launcher/filter.py) on files below `root` that can be held, delayed and refused; they are reported from the start
+    or, with `attaches`, from the first disk fault on. `undo_path` is the directory of an undo log, kept from the start
+    or, with `attaches`, while the control file asks for an account. `moves_clock`: the program's wall clock can be
+    skewed. What the program does is counted under `number`, unless that is 0."""
     command = [python, "-I", "-S", archive_path, "--control", control_path]
     if number:
         command += ["--program", str(number)]
@@ -92,9 +92,9 @@ ATTACH_TRIAL_PROCESSES = 2
 
 
 def attach_trial() -> str:
-    """A Python script that finds out whether the calls of a running program and its children can be reported, given a
-    directory and the control file that it is under: it brings a disk fault into force, waits until its child has a
-    filter, and has the child sync once."""
+    """A Python script that tests whether the calls of a running program and its children can be reported. Its arguments
+    are a directory and the control file that it is under. It brings a disk fault into force, waits until its child has
+    a filter, and has the child sync once."""
     faults = HostFaults()
     faults.add_disk_fault("trial", DiskFault(kind="slow", delay_ms=1))
     faults.pack()  # a generation that differs from that of a new file
@@ -135,7 +135,7 @@ def why_no_traps() -> str | None:
 @functools.cache
 def why_not_attached() -> str | None:
     """None when the calls of a program can be reported here from its first disk fault on; otherwise why not, in one
-    line, and they are from its start."""
+    line. They are then reported from its start."""
 
     def judge(process: subprocess.Popen[str], control: Path) -> str | None:
         _, errors = process.communicate(timeout=_TRIAL_TIMEOUT_S)
@@ -150,19 +150,19 @@ def why_not_attached() -> str | None:
 
 @functools.cache
 def why_no_clock() -> str | None:
-    """None when a program's clock can be moved by its vDSO here; otherwise why not, in one line."""
+    """None when a program's clock can be skewed through its vDSO here; otherwise why not, in one line."""
 
     def judge(process: subprocess.Popen[str], control: Path) -> str | None:
         deadline_s = time.monotonic() + _TRIAL_TIMEOUT_S
         failed = 0
         while process.poll() is None and time.monotonic() < deadline_s:
             for counts in parse_programs(control.read_bytes()).values():
-                failed = counts.clock_failed  # may be once, while the program is executed
+                failed = counts.clock_failed  # may fail once, during the program's exec
                 try:
                     if counts.clock_reached and read_offset_ns(process.pid) == -3_600_000_000_000:
                         return None
                 except (OSError, ClockError):
-                    pass  # it is about to execute the program
+                    pass  # the exec of the program is not over yet
             time.sleep(0.01)
         if process.poll() is None:
             return "the program's vDSO cannot be written to" if failed else "the program's clock did not move"

@@ -1,20 +1,20 @@
-"""Bad links by the kernel's own means: tc with netem for each peer, in an htb tree on the device that leads to it.
+"""Bad links by means of the kernel: tc with netem for each peer, in an htb tree on the device that leads to it.
 
-    root   5b1a:   htb, whose unclassified packets go straight through: whoever is no shaped peer meets nothing
+    root   5b1a:   htb, whose unclassified packets go straight through: peers without a shape are not affected
     class  5b1a:N  one for each different shape in force on the device, with its rate
     qdisc  5b2N:   netem below it: delay, jitter, loss, duplication, reordering, flipped bits
     filter prio N  u32, one for each shaped pair of addresses, to the class of its shape
 
 A link is shaped where its packets leave their source, one direction at a time. The handle 5b1a: marks the tree as ours:
-a device whose root queue somebody else has set is not touched, and only a root with that handle is ever deleted. What
-still waits in a queue when its link is healed is lost, as with a router that is switched off. With no link shaped there
-is nothing on the device at all: the tree comes with the first shape and goes with the last, and that is verified both
-times by reading the device's queues back.
+a device whose root queue somebody else has set is not touched, and only a root with that handle is ever deleted.
+Packets still queued when their link is healed are lost, as with a router that is switched off. If no link is shaped,
+the device has no queue of ours at all: the tree is created with the first shape and removed with the last, and both
+are verified by reading the device's queues back.
 
-Two things are chosen for the sake of what netem does. Every netem has a rate far above any device's, because without
-one jitter puts packets out of order, which is a fault of its own here; with one it sends them in the order in which
-they came. And a netem that duplicates must be the only netem of its device: kernels since 6.16, and 6.1.147 before
-it, refuse anything else (see `netem_can`).
+Two choices are due to how netem works. Every netem has a rate far above any device's, because without a rate jitter
+reorders packets, which is a separate fault here; with one, packets leave in the order in which they came. And a netem
+that duplicates must be the only netem of its device: kernels since 6.16, and 6.1.147 before it, refuse anything else
+(see `netem_can`).
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ __all__ = [
 ]
 
 MARK = "5b1a:"
-"""The handle of a root queue that is ours; the relay's packets have the same number on them."""
+"""The handle of our root queues; the relay marks its packets with the same number."""
 
 _FIRST_LEAF = 0x5B20
 MAX_SHAPES = 200
-"""Different shapes on one device: far more than faults overlap, and all have a handle from 5b21: on."""
+"""Different shapes on one device: far more than overlapping faults need; their handles start at 5b21:."""
 
 _DIRECT_RATE = "100gbit"
-"""Of a netem that only keeps packets in order: far above any device's."""
+"""Rate of a netem whose rate only serves to keep packets in order: far above any device's."""
 
 _DIRECT_CLASS = "10gbit burst 1mb cburst 1mb"
-"""Of a class without a rate of its own. htb counts bursts in ticks of the clock, of which a higher rate leaves none."""
+"""Rate of a class without a rate limit. htb counts bursts in clock ticks; with a higher rate they round to none."""
 
 _LIMIT_PACKETS = 20_000
-"""Packets that wait in one netem: 160 ms of ten gigabits a second in full packets, and bounded in memory."""
+"""Packets that can wait in one netem: 24 ms at ten gigabits per second in full packets; this bounds memory."""
 
 _MAX_BACKLOG_S = 1.0
-"""A link with a rate queues this much in full packets and loses the rest, as a router's buffer would."""
+"""A link with a rate limit queues this much in full packets and drops the rest, as a router's buffer would."""
 
 _PACKET_BYTES = 1500
 
 TRIAL_DEVICE = "sb-trial"
-"""The throw-away device on which the probe builds a tree."""
+"""The temporary device on which the probe builds a tree."""
 
 Pair = tuple[str, str]
 """Addresses of source and destination, IPv4."""
 
 
 def netem_can(shapes: Collection[LinkShape]) -> bool:
-    """Whether netem can do these shapes on one device: one that duplicates stands alone."""
+    """Whether one device can have all these shapes: a shape that duplicates must be the only one."""
     different = set(shapes)
     return len(different) <= MAX_SHAPES and (len(different) < 2 or not any(s.duplicate_percent for s in different))
 
@@ -74,7 +74,7 @@ def netem_can(shapes: Collection[LinkShape]) -> bool:
 def _netem_words(shape: LinkShape) -> str:
     limit = _LIMIT_PACKETS
     if shape.rate_bytes_per_s:
-        # What the delay holds back beside what queues for its turn.
+        # Packets held back by the delay, in addition to those queued by the rate limit.
         waits_s = _MAX_BACKLOG_S + (shape.delay_ms + shape.jitter_ms) / 1000
         limit = max(2, min(limit, round(waits_s * shape.rate_bytes_per_s / _PACKET_BYTES)))
     words = [f"limit {limit}"]
@@ -88,7 +88,7 @@ def _netem_words(shape: LinkShape) -> str:
         words.append(f"duplicate {shape.duplicate_percent:.4f}%")
     if shape.corrupt_percent:
         words.append(f"corrupt {shape.corrupt_percent:.4f}%")
-    if shape.reorder_percent and shape.delay_ms:  # ahead of what? without a delay there is nothing to overtake
+    if shape.reorder_percent and shape.delay_ms:  # without a delay there is nothing to overtake
         words.append(f"reorder {shape.reorder_percent:.4f}%")
     else:
         words.append(f"rate {_DIRECT_RATE}")
@@ -101,7 +101,7 @@ def _rate(shape: LinkShape) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What is on one device: number -> shape, and pair -> number of its filter and of its shape."""
+    """The tree on one device: number -> shape, and pair -> (number of its filter, number of its shape)."""
 
     shapes: Mapping[int, LinkShape]
     pairs: Mapping[Pair, tuple[int, int]]
@@ -111,7 +111,7 @@ _NOTHING = _Tree({}, {})
 
 
 def _tree_for(wanted: Mapping[Pair, LinkShape], before: _Tree) -> _Tree:
-    """The tree that shapes `wanted`, with the numbers of `before` wherever something stays."""
+    """The tree that shapes `wanted`; parts that stay keep their numbers from `before`."""
     kept = {shape: number for number, shape in before.shapes.items() if shape in set(wanted.values())}
     free = (number for number in range(1, 2 * MAX_SHAPES + 1) if number not in before.shapes)
     for shape in dict.fromkeys(wanted.values()):
@@ -127,8 +127,8 @@ def _tree_for(wanted: Mapping[Pair, LinkShape], before: _Tree) -> _Tree:
 
 
 def _change_lines(device: str, before: _Tree, after: _Tree) -> list[str]:
-    """tc commands that make `after` of `before`: new classes, then filters, then what is no longer used. A packet goes
-    by its old class or by its new one, never by none."""
+    """tc commands that change `before` into `after`: first new classes, then filters, then removal of unused parts. A
+    packet takes its old class or its new one, but always one of them."""
     lines = []
     for number, shape in after.shapes.items():
         if number not in before.shapes:
@@ -170,7 +170,7 @@ done
 
 
 def remove_argv(devices: Collection[str]) -> list[str]:
-    """A command that takes our trees off devices, whether they are there or not, and nobody else's."""
+    """A command that removes our trees from devices if they have any, and nobody else's."""
     return ["sh", "-c", _REMOVE, "netem", *sorted(devices)]
 
 
@@ -178,13 +178,13 @@ _REMOVE_TRIAL = f"if ip link show dev {TRIAL_DEVICE} >/dev/null 2>&1; then ip li
 
 
 def remove_trial_argv() -> list[str]:
-    """A command that removes the probe's device, whether it is there or not."""
+    """A command that removes the probe's device if it exists."""
     return ["sh", "-c", _REMOVE_TRIAL]
 
 
 def trial_argv() -> list[str]:
-    """A command that tries on a throw-away device, which it removes, whether the kernel can do what is done here: the
-    whole tree with everything that netem is asked for, built and read back. Status 0 when it can."""
+    """A command that tests on a temporary device, which it removes, whether the kernel supports everything needed: it
+    builds the whole tree with every netem option used here and reads it back. Status 0 if so."""
     one = LinkShape(delay_ms=1, jitter_ms=1, loss_percent=1, rate_bytes_per_s=1000)
     two = LinkShape(delay_ms=1, reorder_percent=1, corrupt_percent=1)
     alone = LinkShape(duplicate_percent=1)
@@ -204,7 +204,7 @@ try '{chr(10).join(second)}'
 
 
 class Netem:
-    """The trees of one host's devices. `devices` says by which device each peer's address is reached."""
+    """The trees of one host's devices. `devices` maps each peer's address to the device that leads to it."""
 
     def __init__(self, shell: HostShell, host: str, devices: Mapping[str, str], *, tc: str = "tc") -> None:
         self._shell = shell
@@ -219,9 +219,9 @@ class Netem:
         return list(self._applied)
 
     async def foreign_root(self) -> str | None:
-        """Why these devices are not ours to shape: somebody has set a root queue; None when they are.
+        """Why these devices must not be shaped: somebody has set a root queue. None if they may be.
 
-        What the kernel puts there by itself has the handle 0:, or is no queue at all. Raises ShellError.
+        The kernel's default queue has the handle 0:, and some devices have none. Raises ShellError.
         """
         for device in self._applied:
             for kind, handle, is_root in await self._queues(device):
@@ -230,9 +230,9 @@ class Netem:
         return None
 
     async def apply(self, wanted: Mapping[Pair, LinkShape]) -> None:
-        """Shape exactly these pairs, which leave from here; in force, and seen to be, on return. Raises ShellError.
+        """Shape exactly these pairs, whose sources are this host; in force and verified on return. Raises ShellError.
 
-        After a failure what is on a device counts as unknown; the next call takes it off and builds it anew.
+        After a failure the state of a device counts as unknown; the next call removes its tree and builds a new one.
         """
         for device, before in list(self._applied.items()):
             here = {pair: shape for pair, shape in wanted.items() if self._devices[pair[1]] == device}
@@ -240,7 +240,7 @@ class Netem:
             if after == before:
                 continue
             self._applied[device] = None
-            # Old and new queues stand beside each other for a moment, which a netem that duplicates does not suffer.
+            # Old and new queues coexist for a moment, which does not work with a netem that duplicates.
             begins_anew = before is None or not netem_can([*before.shapes.values(), *after.shapes.values()])
             if begins_anew or not here:
                 await self._shell.run(self._host, remove_argv([device]))
@@ -255,7 +255,7 @@ class Netem:
             self._applied[device] = after
 
     def forget(self) -> None:
-        """Take nothing on the devices for granted: the next `apply` builds everything anew."""
+        """Treat the state of every device as unknown: the next `apply` builds everything anew."""
         self._applied = dict.fromkeys(self._applied)
 
     async def _verify(self, device: str, tree: _Tree) -> None:

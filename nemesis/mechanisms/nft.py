@@ -1,22 +1,21 @@
-"""Cuts by nftables: every host drops what comes in from the peers that its grudge names.
+"""Cuts by nftables: every host drops packets from the peers that its grudge names.
 
-It drops that before anything else is done with it, so that also what it would forward is cut: to a replica in a network
-of its own, behind a port that its host publishes. Dropping at the destination makes a cut one-way by nature ({b: {a}}
-leaves b -> a alone) and silent:
-the sender sees nothing, not even an error, as with a switch that lost a port. Dropping at the sender's output
-would return EPERM to its sockets. The peers are a set, replaced in one transaction, so no packet sees a
+Packets are dropped before any other processing, so that forwarded packets are cut, too: those to a replica in a network
+of its own, behind a port that its host publishes. Dropping at the destination makes each cut one-way ({b: {a}} leaves
+b -> a alone) and silent: the sender sees nothing, not even an error, as with a switch that lost a port. Dropping at the
+sender's output would return EPERM to its sockets. The peers are a set, replaced in one transaction, so no packet sees a
 state between two cuts.
 
 Several faults may cut at once. Each keeps its grudge here; a host's set is the union over them, so healing one
-fault leaves what another still cuts.
+fault leaves the cuts of the others.
 
-Cuts, counters and shaped links are by IPv4 addresses. So that nothing gets around them, the hosts of a run reach each
-other by IPv4 only: what comes from another host over IPv6 is dropped while the run lasts.
+Cuts, counters and shaped links are defined by IPv4 addresses. To rule out a bypass, the hosts of a run reach each other
+over IPv4 only: IPv6 packets from other hosts are dropped while the run lasts.
 
-What the programs on the hosts send each other is counted by a table of its own, where it comes in at each destination,
-once before the cut and once behind it: what arrived and did not pass was stopped. The rules that cut have no part in
-the counting, so that a rule which does not match shows as packets that passed; so does one that lets IPv6 through. What
-comes from an IPv4 address of a host by which nothing is cut, on a second network say, is counted too: no cut stops it.
+A separate table counts what the programs on the hosts send each other, at each destination, once before the cut and
+once after it: packets that arrived and did not pass were stopped. The counting is independent of the rules that cut, so
+that a rule that fails to match shows as packets that passed; so does a rule that lets IPv6 through. Packets from other
+IPv4 addresses of a host, say on a second network, are counted as well: no cut stops these.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ __all__ = [
 ]
 
 TABLE = "inet splitbrain"
-"""Family and name of the one table that is ours on a host."""
+"""Family and name of our table on a host."""
 
 COUNTERS_TABLE = "inet splitbrain_counters"
-"""The table that counts; it is made once a run and never again."""
+"""The table that counts; it is created once per run and never replaced."""
 
 _IPV6 = "ipv6"
 _FURTHER = "further"
-"""Counters of what gets around cuts."""
+"""Counters of traffic that bypasses cuts."""
 
 _SSH_PORT = 22
-"""A host may be the way to another one (ProxyJump): what the harness says goes over it then."""
+"""A host may be a jump host to another one (ProxyJump), carrying the harness's own traffic."""
 
 _MAX_NAMED = 4
-"""Addresses that a line names."""
+"""Limit on the addresses named in one line."""
 
 _SET = "peers"
 _FILTER_PRIORITY = -300
@@ -63,8 +62,8 @@ _FILTER_PRIORITY = -300
 
 
 def install_script(ipv6: str = "") -> str:
-    """The nft script that creates our table with an empty set of peers; replaces a table left over. `ipv6` is the match
-    of what comes from other hosts over IPv6, where anything can."""
+    """The nft script that creates our table with an empty set of peers, replacing one that was left over. `ipv6`, if
+    not empty, is the match for IPv6 packets from other hosts."""
     return (
         f"add table {TABLE}\n"
         f"delete table {TABLE}\n"
@@ -77,15 +76,15 @@ def install_script(ipv6: str = "") -> str:
 
 
 def remove_script() -> str:
-    """The nft script that removes our tables, whether they are there or not."""
+    """The nft script that removes our tables if they exist."""
     return "".join(f"add table {table}\ndelete table {table}\n" for table in (TABLE, COUNTERS_TABLE))
 
 
 def counters_script(peers: Collection[str], ipv6: str = "", further: Collection[str] = ()) -> str:
-    """The nft script that counts, from now on, what arrives here from each of these addresses (IPv4), and what of it
-    passes; what passes of other hosts' IPv6, by its match as `install_script` has it; and what they send to this host
-    alone from `further` addresses (IPv4). Replaces a table left over. What is for one of the ports in the set `own` is
-    the harness's and not counted, nor are the kernel's own messages (ICMP)."""
+    """The nft script that starts counting, replacing a table that was left over. It counts the traffic that arrives
+    from each of the addresses `peers` (IPv4), and how much of it passes; IPv6 traffic of other hosts that passes, by
+    the match `ipv6` of `install_script`; and unicast traffic to this host from `further` addresses (IPv4). Packets to
+    a port in the set `own` are the harness's and not counted, nor is ICMP."""
     table, addresses = COUNTERS_TABLE, ", ".join(sorted(peers))
     script = f"add table {table}\ndelete table {table}\nadd table {table}\n"
     script += f"add set {table} own {{ type inet_service; }}\n"
@@ -106,7 +105,7 @@ def counters_script(peers: Collection[str], ipv6: str = "", further: Collection[
         script += f"add counter {table} {_FURTHER}\n"
         sources = f"ip saddr {{ {', '.join(sorted(further))} }}"
         counted = f"meta pkttype host meta l4proto {{ tcp, udp }} counter name {_FURTHER}"
-        # Each is inserted before the last. Not one rule with two "!=": nft makes one of them, true when either is.
+        # Each rule is inserted before the previous one. A single rule with two "!=" fails: nft merges them into an OR.
         for what in (counted, f"tcp sport {_SSH_PORT} accept", f"tcp dport {_SSH_PORT} accept"):
             script += f"insert rule {table} passed {sources} {what}\n"
     return script
@@ -117,7 +116,7 @@ _COUNTER = re.compile(r"([0-9.]+) counter packets (\d+) bytes (\d+)")
 
 
 def parse_counters(listing: str) -> Mapping[str, tuple[int, int]]:
-    """(bytes that arrived, bytes that passed) by address, from what nft lists of the table that counts."""
+    """Address -> (bytes that arrived, bytes that passed), from nft's listing of the counting table."""
     found: dict[str, dict[str, int]] = {"arrived": {}, "passed": {}}
     for name, body in _COUNTED_SET.findall(listing):
         found[name] = {address: int(size_bytes) for address, _, size_bytes in _COUNTER.findall(body)}
@@ -125,7 +124,7 @@ def parse_counters(listing: str) -> Mapping[str, tuple[int, int]]:
 
 
 def parse_counter(listing: str, name: str) -> int:
-    """The bytes that a counter of that name has counted, from the same; none where it is not there."""
+    """The bytes counted by the named counter, from the same listing; 0 if there is no such counter."""
     found = re.search(rf"counter {name} \{{\s*packets \d+ bytes (\d+)", listing)
     return int(found[1]) if found else 0
 
@@ -141,8 +140,8 @@ def replace_peers_script(addresses: Collection[str]) -> str:
 class NftCuts:
     """The cuts in force on a set of hosts, applied through a shell on each.
 
-    `addresses` maps every host to the IPv4 address that its packets come from, `ipv6` to the match of what comes from
-    other hosts over IPv6 (see `install_script`).
+    `addresses` maps every host to the IPv4 address that its packets come from, `ipv6` to the match for IPv6 packets
+    from other hosts (see `install_script`).
     """
 
     def __init__(self, shell: HostShell, addresses: Mapping[str, str], ipv6: Mapping[str, str] | None = None) -> None:
@@ -151,12 +150,12 @@ class NftCuts:
         self._ipv6 = dict(ipv6 or {})
         self._argv = ("nft", "-f", "-")
         self._grudges: dict[str, dict[str, frozenset[str]]] = {}
-        # What each host is known to drop; None, or no entry, where that is not known.
+        # What each host is known to drop; None, or no entry, if that is not known.
         self._applied: dict[str, frozenset[str] | None] = {}
         self._lock = asyncio.Lock()
 
     async def install(self) -> None:
-        """Create our table anew on every host, with what the faults cut. Raises ShellError."""
+        """Create our table anew on every host, with the cuts in force. Raises ShellError."""
         async with self._lock:
             self._applied.clear()
             await self._apply()
@@ -164,8 +163,8 @@ class NftCuts:
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says, on top of what other faults cut, until `heal(fault_id)`.
 
-        A second cut under the same id takes the place of the first. Raises ValueError for an unknown host;
-        ShellError when a host could not be changed: others may have been, `heal` undoes those.
+        A second cut under the same id replaces the first. Raises ValueError for an unknown host; ShellError when a
+        host could not be changed: others may have been changed, and `heal` undoes those.
         """
         unknown = {*grudge, *(source for sources in grudge.values() for source in sources)} - self._addresses.keys()
         if unknown:
@@ -181,7 +180,7 @@ class NftCuts:
             await self._apply()
 
     async def heal_all(self) -> None:
-        """Cut nothing on any host, whatever state it is thought to be in. Idempotent. Raises ShellError."""
+        """Undo every cut on every host, whatever its assumed state. Idempotent. Raises ShellError."""
         async with self._lock:
             self._grudges.clear()
             self._applied.clear()
@@ -194,7 +193,7 @@ class NftCuts:
         )
 
     async def _apply(self) -> None:
-        """Bring every host whose set is not known to be right to what the faults want."""
+        """Apply the cuts in force to every host whose set is not known to be right."""
         wanted = {host: self._wanted(host) for host in self._addresses}
         scripts = {}
         for host, peers in wanted.items():
@@ -203,13 +202,13 @@ class NftCuts:
                 scripts[host] = install_script(self._ipv6.get(host, "")) + replace_peers_script(peers)
             elif known != peers:
                 scripts[host] = replace_peers_script(peers)
-        # Unknown until the command has returned: should it fail or be cancelled, the next change repairs it.
+        # Unknown until the command has returned: if it fails or is cancelled, the next change repairs the host.
         self._applied.update(dict.fromkeys(scripts))
         await self._on_all(scripts)
         self._applied.update({host: wanted[host] for host in scripts})
 
     async def _on_all(self, scripts: Mapping[str, str]) -> None:
-        """Run a script on each host, all at once; every one is tried before the first error is raised."""
+        """Run a script on each host concurrently; all are tried before the first error is raised."""
         outcomes = await asyncio.gather(
             *(self._shell.run(host, self._argv, stdin=script) for host, script in scripts.items()),
             return_exceptions=True,
@@ -220,8 +219,8 @@ class NftCuts:
 
 
 class NftCounters:
-    """Counts what the hosts' programs send each other. `addresses` and `ipv6` are as NftCuts has them; `further` are,
-    for each host, the other IPv4 addresses of the others."""
+    """Counts what the hosts' programs send each other. `addresses` and `ipv6` are those of NftCuts; `further` maps each
+    host to the additional IPv4 addresses of the other hosts."""
 
     def __init__(
         self,
@@ -236,7 +235,7 @@ class NftCounters:
         self._further = dict(further or {})
 
     async def install(self) -> None:
-        """Begin to count on every host. Raises ShellError."""
+        """Start counting on every host. Raises ShellError."""
 
         async def install_on(host: str) -> None:
             peers = set(self._addresses.values()) - {self._addresses[host]}
@@ -246,7 +245,7 @@ class NftCounters:
         await asyncio.gather(*map(install_on, self._addresses))
 
     async def leave_out(self, ports: Mapping[str, int]) -> None:
-        """Count no more what is for a UDP port of a host: it is the harness's. Raises ShellError."""
+        """Stop counting packets to the given UDP port of each host, which is the harness's. Raises ShellError."""
         await asyncio.gather(
             *(
                 self._shell.run(host, ("nft", "-f", "-"), stdin=f"add element {COUNTERS_TABLE} own {{ {port} }}\n")
@@ -255,7 +254,7 @@ class NftCounters:
         )
 
     async def read(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
-        """What went along these links since the counting began. Raises ShellError."""
+        """The traffic on these links since counting started. Raises ShellError."""
         listings = await self._listings({link.destination for link in links})
         counted = {host: parse_counters(listing) for host, listing in listings.items()}
         traffic = {}
@@ -266,7 +265,7 @@ class NftCounters:
         return traffic
 
     async def bypasses(self, hosts: Collection[str]) -> Sequence[str]:
-        """What has come to these hosts from others by ways on which nothing is cut, as a line each. Raises
+        """Traffic that reached these hosts from others over paths that no cut affects, one line each. Raises
         ShellError."""
         found = []
         for host, listing in sorted((await self._listings(hosts)).items()):

@@ -1,11 +1,10 @@
-"""By which mechanism a program meets the faults of its host's control file, and whether it is within its reach.
+"""The mechanism by which a program meets the faults of its host's control file, and whether it reaches the program.
 
-    preload   the shim, a library that is preloaded (shim.py): programs that are linked dynamically and call the C
-              library
+    preload   the shim, a preloaded library (shim.py): for dynamically linked programs that call the C library
     seccomp   the launcher (launcher_archive.py): the kernel reports the program's system calls to a supervisor, and its
-              clock is moved in its own copy of the vDSO; any program
+              clock is skewed in its own copy of the vDSO; for any program
 
-The first is cheaper, and moves monotonic clocks as well; so it is taken for programs that it reaches for certain.
+The first is cheaper, and can also skew monotonic clocks; so it is used for programs that it is certain to reach.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["AUTO", "MECHANISMS", "PRELOAD", "SECCOMP", "kind_in_words", "mechani
 
 AUTO, PRELOAD, SECCOMP = "auto", "preload", "seccomp"
 MECHANISMS = (AUTO, PRELOAD, SECCOMP)
-"""What can be asked for by name; AUTO chooses by the program."""
+"""Names of the mechanisms to choose from; AUTO decides by the program."""
 
 _TRAPS: Mapping[str, Collection[str]] = {
     "stall-fsync": ("sync",),
@@ -45,17 +44,17 @@ _IN_WORDS: Mapping[str, str] = {
 
 
 def kind_in_words(kind: str) -> str:
-    """What a kind of program (launcher/programs.py) is, for people."""
+    """A kind of program (launcher/programs.py) as text."""
     return _IN_WORDS.get(kind, "of a kind that is not known")
 
 
 def mechanism_for(kind: str) -> str:
-    """PRELOAD for programs that it reaches for certain, else SECCOMP."""
+    """PRELOAD for programs that it is certain to reach, otherwise SECCOMP."""
     return PRELOAD if kind == DYNAMIC else SECCOMP
 
 
 def wanted_traps(capabilities: Collection[tuple[str, str]]) -> frozenset[str]:
-    """The groups of calls that have to be reported for what a run will use."""
+    """The groups of calls that have to be reported for the capabilities that a run will use."""
     abilities = {ability for interface, ability in capabilities if interface == "disks"}
     return frozenset(group for ability in abilities for group in _TRAPS.get(ability, ()))
 
@@ -63,9 +62,9 @@ def wanted_traps(capabilities: Collection[tuple[str, str]]) -> frozenset[str]:
 def unreached(
     mechanism: str, looked: Sequence[Mapping[str, Any]], *, needed_files: Collection[str], needs_clock: bool
 ) -> str | None:
-    """Why faults would not be met by a program, of which `looked` is what was seen of its processes
-    (launcher/programs.look); None when they would. `needed_files` must be mapped by a program that meets them by the
-    shim; `needs_clock`: by the launcher, its clock must be moved, else its calls must be reported by a filter."""
+    """Why a program would not meet faults; None when it would. `looked` is what launcher/programs.look reported about
+    its processes. With the shim, the program must have mapped `needed_files`. With the launcher, its clock must be
+    skewed if `needs_clock`, otherwise a filter must report its calls."""
     if not looked:
         return "it has ended"
     for each in looked:
@@ -86,6 +85,6 @@ def unreached(
         if any(path not in each["maps"] for path in needed_files):
             return f"{name} has not loaded the fault shim (--mechanism seccomp reaches any program)"
         if each["root"] and not needs_clock:
-            # It finds its files by /proc, which there shows other paths, or nothing.
+            # The shim finds files through /proc, which shows other paths there, or nothing.
             return f"{name} has a root of its own (chroot), where the shim finds no file (--mechanism seccomp)"
     return None

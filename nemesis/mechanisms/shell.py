@@ -1,4 +1,4 @@
-"""A way to run commands on hosts, which is all that a mechanism asks of a cluster."""
+"""The interface for running commands on hosts, which is all that a mechanism needs from a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["HostShell", "ShellError"]
 
 
 class ShellError(Exception):
-    """A command on a host failed. The message is one line: host, command, what it said."""
+    """A command on a host failed. The message is one line: host, command, status, output."""
 
     def __init__(self, host: str, argv: Sequence[str], status: int, output: str) -> None:
         said = " ".join(output.split()) or "no output"
@@ -17,16 +17,16 @@ class ShellError(Exception):
         self.host = host
         self.status = status
         self.said = said
-        """What it said, in one line."""
+        """The command's output, in one line."""
 
 
 class HostShell(Protocol):
-    """Runs short privileged commands in the place where a host's network, clock and disks are."""
+    """Runs short privileged commands in a host's own environment, with its network, clock and disks."""
 
     async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
         """Run `argv` on `host` with `stdin` as its input and return its standard output.
 
-        A command that was started is waited for, also when the caller is cancelled, so that what it did is
-        known. Raises ShellError when it ends with another status than 0 or cannot be started.
+        Waits for a command that was started even if the caller is cancelled, so that its effect is known. Raises
+        ShellError when it ends with a status other than 0 or cannot be started.
         """
         ...

@@ -1,13 +1,13 @@
-"""The shim: a small library, loaded into the replicas before their own, that can bend their clocks and disks.
+"""The shim: a small library, preloaded into the replicas, that can skew their clocks and impair their disks.
 
-It is C (see the directory `shim` beside this file). A wheel has it built for x86-64 and aarch64; elsewhere the
-machine's own compiler builds it when a run first needs it. It is loaded by LD_PRELOAD. Each host has a control file;
-the harness writes what is wrong with the host there, and the shim in every process of the host sees it at once. It
-needs no privileges and no kernel module, works for ordinary users, and reaches whatever calls the C library: Python,
-Java, most databases; not programs that make their system calls by themselves, as Go's do, for which there is the
-launcher (launcher_archive.py). So every proof looks whether the replica has mapped the shim, and at what it counted.
+It is written in C (see the directory `shim` beside this file). A wheel includes builds for x86-64 and aarch64;
+elsewhere the machine's own compiler builds it when a run first needs it. It is loaded by LD_PRELOAD. Each host has a
+control file; the harness writes the host's faults there, and the shim in every process of the host sees them at once.
+It needs no privileges and no kernel module, works for ordinary users, and reaches every program that calls the C
+library: Python, Java, most databases. It does not reach programs that make system calls themselves, as Go's do; these
+need the launcher (launcher_archive.py). So every proof checks that the replica has mapped the shim, and its counters.
 
-This module finds or builds it, and packs the control file, whose layout is that of shim/control.h.
+This module finds or builds the shim, and packs the control file, whose layout is that of shim/control.h.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ __all__ = [
 _DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim")
 _SOURCES = ("control.c", "calls.c", "clock.c", "waits.c", "disk.c", "undo.c")
 COMPILERS = ("cc", "gcc", "clang")
-"""Programs that can build the shim, the first that is there first."""
+"""Compilers that can build the shim; the first one found is used."""
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 _TEMP_PREFIX = "splitbrain-shim-"
 _LIBRARY_NAME = "shim.so"
 PREBUILT_MACHINES = ("x86_64", "aarch64")
-"""Machines for which the shim is built in advance, as `uname -m` calls them."""
+"""Machines for which the shim is prebuilt, by their `uname -m` names."""
 _PREBUILT_GLIBC = "2.17"
-"""The oldest C library that such a shim runs with: that of 2012. Newer ones keep what it uses."""
+"""The oldest glibc that a prebuilt shim runs with, released in 2012. Newer versions keep the symbols that it uses."""
 _BUILD_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 20.0
 
 _MAGIC = 0x3154554146425053
 _COUNTERS_OFFSET = 2048
 CLOCK_SLOTS = 16
-"""Clock faults on one host at a time; one more is refused."""
+"""Clock slots of one host. One is reserved for what monotonic clocks have gained from earlier faults."""
 
 _HEAD = struct.Struct("=10QqQqQ")
 _SLOT = struct.Struct("=7q")
@@ -80,11 +80,11 @@ _COUNTERS = struct.Struct("=5Q")
 
 
 class ShimError(RuntimeError):
-    """The shim cannot be built or does not work here. The message is one line that names what mends it."""
+    """The shim cannot be built or does not work here. The message is one line that names the fix."""
 
 
 def shim_sources() -> dict[str, bytes]:
-    """What the shim is built from, by file name: for hosts where this machine's build does not load."""
+    """The shim's source files by name, for hosts where this machine's build does not load."""
     files = (name for name in sorted(os.listdir(_DIRECTORY)) if name.endswith((".c", ".h")))
     return {name: Path(_DIRECTORY, name).read_bytes() for name in files}
 
@@ -109,12 +109,12 @@ def _source_digest() -> str:
 
 
 def prebuilt_name(machine: str) -> str:
-    """The file name of a shim that was built in advance: for one machine, from these very sources."""
+    """The file name of a prebuilt shim for one machine, built from exactly these sources."""
     return f"shim-{machine}-{_source_digest()}.so"
 
 
 def prebuilt_shim(machine: str) -> bytes | None:
-    """The shim for a machine with the GNU C library, when it was built in advance; None otherwise."""
+    """The prebuilt shim for a machine with the GNU C library; None if there is none."""
     try:
         return Path(_DIRECTORY, "built", prebuilt_name(machine)).read_bytes()
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _has_glibc() -> bool:
 
 @functools.cache
 def build_shim() -> bytes:
-    """The shim as a shared library: one built in advance, or else built now, once a process. Raises ShimError."""
+    """The shim as a shared library: prebuilt, or built now, once per process. Raises ShimError."""
     for directory in library_directories()[:1]:
         _remove_left_behind(directory)
     library = prebuilt_shim(os.uname().machine) if _has_glibc() else None
@@ -160,7 +160,7 @@ def build_shim() -> bytes:
 
 @functools.cache
 def why_no_shim() -> str | None:
-    """None when the shim can be built here and bends the clock of a Python; otherwise why not, in one line."""
+    """None when the shim can be built here and skews the clock of a Python; otherwise why not, in one line."""
     if not sys.platform.startswith("linux"):
         return "the clock and disk shim is for Linux"
     try:
@@ -175,13 +175,13 @@ def why_no_shim() -> str | None:
 
 
 def can_be_preloaded(path: str) -> bool:
-    """Whether LD_PRELOAD can name `path`: the loader splits at blanks and colons, knows no quotes, and expands `$`."""
+    """Whether LD_PRELOAD can name `path`: the loader splits at blanks and colons, ignores quotes, and expands `$`."""
     return os.path.isabs(path) and not any(character in ":$" or character.isspace() for character in path)
 
 
 def library_directories() -> list[str]:
-    """Directories of this machine where the library may lie for a while, the first is the best: this process may write
-    there, LD_PRELOAD can name them, and code may be mapped from them."""
+    """Directories of this machine that can hold the library temporarily, the best first: this process may write there,
+    LD_PRELOAD can name them, and code may be mapped from them."""
     found = []
     for name in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         path = os.path.realpath(name) if os.path.isabs(name) else ""
@@ -204,9 +204,9 @@ def library_directory() -> str:
 
 
 def place_library(directory: str) -> str:
-    """Make the new directory `directory`, put the library there, and see that a Python feels it. Returns its path.
+    """Create `directory`, put the library there, and check that it takes effect in a Python. Returns its path.
 
-    Nothing is left when it is not felt. Raises ShimError, OSError.
+    If it does not, the directory is removed again. Raises ShimError, OSError.
     """
     library = build_shim()
     os.mkdir(directory)
@@ -224,7 +224,7 @@ def place_library(directory: str) -> str:
 
 
 def _try_library(library_path: str) -> str | None:
-    """None when a Python of this machine feels the library; otherwise why not, in one line."""
+    """None when the library takes effect in this machine's Python; otherwise why not, in one line."""
     directory = os.path.dirname(library_path)
     control_path = os.path.join(directory, "trial.control")
     with open(control_path, "wb") as file:
@@ -246,23 +246,24 @@ def _try_library(library_path: str) -> str | None:
 
 
 TRIAL_SCRIPT = "import time; print(time.time())"
-"""Run by a Python under the shim and `trial_control`, this shows whether the shim is felt."""
+"""Run by a Python under the shim and `trial_control`, this shows whether the shim takes effect."""
 
 
 def trial_control() -> bytes:
-    """A control file that puts the wall clock back by an hour."""
+    """A control file that sets the wall clock back by an hour."""
     faults = HostFaults()
     faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
     return faults.pack().ljust(CONTROL_BYTES, b"\0")
 
 
 def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> str | None:
-    """What the trial's output says: None when `python` felt the shim, at the true time `true_s` or a little later."""
+    """None if the trial's output shows that the shim took effect in `python`, run at or shortly after the true time
+    `true_s`; otherwise the problem."""
     try:
         seen_s = float(output)
     except ValueError:
         return f"the clock and disk shim does not load into {python}: {' '.join(errors.split())[:200]}"
-    # A loader that cannot load it says so and goes on without it.
+    # A loader that cannot load the shim prints an error and continues without it.
     if not -3700 < seen_s - true_s < -3500:
         said = f": {' '.join(errors.split())[:200]}" if errors.strip() else " (is it statically linked?)"
         return f"the clock and disk shim does not reach {python}{said}"
@@ -270,7 +271,7 @@ def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> st
 
 
 def _remove_left_behind(root: str) -> None:
-    """Remove what processes of this user that were killed in the middle of a build or a trial have left in `root`."""
+    """Remove from `root` what processes of this user left behind that were killed during a build or a trial."""
     for name in os.listdir(root):
         owner, _, _ = name.removeprefix(_TEMP_PREFIX).partition("-")
         if not name.startswith(_TEMP_PREFIX) or not owner.isdigit() or os.path.exists(f"/proc/{owner}"):
@@ -280,7 +281,7 @@ def _remove_left_behind(root: str) -> None:
             if os.lstat(path).st_uid == os.geteuid():
                 shutil.rmtree(path)
         except OSError:
-            continue  # somebody else is at it
+            continue  # another process is removing it, too
 
 
 def shim_environment(
@@ -292,10 +293,9 @@ def shim_environment(
     preloaded: str | None = None,
     program: int = 0,
 ) -> dict[str, str]:
-    """What to add to the environment of a program so that it has the faults of a control file, for files under
-    `root`; with `undo_path`, a directory on the same file system, so that what is not synced can be taken back.
-    `preloaded` is what the program's LD_PRELOAD says without us. What it does is counted under the number `program`,
-    where that is not 0."""
+    """Environment variables that put a program under the faults of a control file, for files under `root`. With
+    `undo_path`, a directory on the same file system, unsynced changes can be undone. `preloaded` is the program's
+    LD_PRELOAD without the shim. What the program does is counted under the number `program`, unless that is 0."""
     added = {
         "LD_PRELOAD": library_path if not preloaded else f"{library_path}:{preloaded}",
         "SPLITBRAIN_FAULTS": control_path,
@@ -310,7 +310,7 @@ def shim_environment(
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """How often the processes of a host felt its disk faults."""
+    """How often the processes of a host met its disk faults."""
 
     held: int
     delayed: int
@@ -332,7 +332,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class HostFaults:
-    """What is wrong with one host: the content of its control file. Faults are distinguished by their id."""
+    """The faults of one host: the content of its control file. Faults are distinguished by their id."""
 
     _generation: int = 0
     _skews: dict[str, _Slot] = field(default_factory=dict)
@@ -342,9 +342,9 @@ class HostFaults:
     _monotonic_gained_ns: int = 0
 
     def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int, margin_ns: int = 0) -> None:
-        """Skew the clock from now on; the times are the host's true ones. `margin_ns` is how much later the change may
-        come into force: a monotonic clock that is slowed down goes slower from then on, else it would go back. Raises
-        ShimError for too many."""
+        """Skew the clock from now on; the times are the host's true ones. `margin_ns` bounds the delay until the change
+        takes effect: a monotonic clock is slowed down only from then on, otherwise it would go back. Raises ShimError
+        for too many."""
         if fault_id not in self._skews and len(self._skews) >= CLOCK_SLOTS - 1:
             raise ShimError(f"{CLOCK_SLOTS - 1} clock faults are in force on one host already")
         if skew.affects_monotonic and (skew.offset_ms or skew.strobe_ms or skew.step_ms):
@@ -352,7 +352,7 @@ class HostFaults:
         if skew.rate_ppm <= -1_000_000:
             raise ValueError(f"a clock cannot stand still or run backwards: {skew.rate_ppm} ppm")
         others = [slot.skew for name, slot in self._skews.items() if name != fault_id]
-        # The slow ones without the fast ones, and these without those: either may be healed first.
+        # Check the sum of slow rates and the sum of fast rates separately, because either may be healed first.
         for sign, bound_ppm in zip((-1, 1), MONOTONIC_PPM, strict=True):
             rates_ppm = [each.rate_ppm for each in (skew, *others) if each.affects_monotonic]
             sum_ppm = sum(rate_ppm for rate_ppm in rates_ppm if sign * rate_ppm > 0)
@@ -363,8 +363,8 @@ class HostFaults:
         self._skews[fault_id] = _Slot(skew, monotonic_ns + behind_ns if skew.affects_monotonic else wall_ns)
 
     def remove_skew(self, fault_id: str, *, monotonic_ns: int, margin_ns: int = 0) -> None:
-        """Take a skew away. A monotonic clock keeps what it has gained or lost; `margin_ns` is how much later the
-        change may come into force, by which a fast one must not go back."""
+        """Remove a skew. A monotonic clock keeps what it has gained or lost. `margin_ns` bounds the delay until the
+        change takes effect; a fast clock is credited for it, so that it does not go back."""
         slot = self._skews.pop(fault_id, None)
         if slot is not None and slot.skew.affects_monotonic:
             ahead_ns = margin_ns if slot.skew.rate_ppm > 0 else 0
@@ -378,17 +378,17 @@ class HostFaults:
         self._disk[fault_id] = fault
 
     def remove_disk_fault(self, fault_id: str) -> None:
-        """Take a disk fault away, or a look at a flipped bit, or an account. Nothing when it is not there."""
+        """Remove a disk fault, a watched bit flip or an account. Does nothing if there is none."""
         self._disk.pop(fault_id, None)
         self._accounts.discard(fault_id)
         self._flipped.pop(fault_id, None)
 
     def watch_flipped(self, fault_id: str, *, inode: int, offset: int) -> None:
-        """Have reads of a byte counted, of which a bit was flipped. Of several bits the last one counts."""
+        """Count reads of the byte with a flipped bit; of several such bytes, only the last one."""
         self._flipped[fault_id] = (inode, offset)
 
     def keep_account(self, fault_id: str) -> None:
-        """Have what is not synced kept track of from now on, where it is not from the programs' start."""
+        """Start logging unsynced changes, for programs whose changes have not been logged since their start."""
         self._accounts.add(fault_id)
 
     @property
@@ -398,12 +398,12 @@ class HostFaults:
 
     @property
     def wants_traps(self) -> bool:
-        """Whether calls of programs have to be reported: for a disk fault, or an account."""
+        """Whether programs' calls have to be reported, for a disk fault or an account."""
         return bool(self._disk or self._accounts)
 
     @property
     def generation(self) -> int:
-        """The number of what `pack` has returned last."""
+        """The generation that `pack` returned last."""
         return self._generation
 
     def pack(self) -> bytes:
@@ -425,7 +425,7 @@ class HostFaults:
 
 
 WATCHED_KINDS: Sequence[str] = ("fill", "shutdown")
-"""Disk faults that others bring about; while one is in force the shim counts what the disk itself refuses."""
+"""Disk faults injected outside the shim; while one is in force the shim counts what the disk itself refuses."""
 
 _DISK_FLAGS: Sequence[str] = ("stall-fsync", "stall", "full", "error-write", "error-fsync", "error-read")
 """In the order of the fields of `struct settings`."""

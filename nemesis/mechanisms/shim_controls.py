@@ -1,4 +1,4 @@
-"""The control files of hosts, what is in force by them, and the programs that were started under them."""
+"""The hosts' control files, the faults in force in them, and the programs started under them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["ShimControls", "ShimPlace", "StartedProgram"]
 REACH_TIMEOUT_S = 10.0
 _LOOKS = 3
 _LOOK_PAUSE_S = 0.1
-"""Between two looks at a program that seems to be out of reach: one of its processes may be executing another program
-at that moment."""
+"""Pause before a program that seems out of reach is inspected again: one of its processes may be in the middle of an
+exec."""
 
 
 BEGIN_TIMEOUT_S = 10.0
-"""From a program's start, for its supervisor and the driver of its clock to begin: these are Pythons, which take 0.1 s
-and much longer on a busy machine."""
+"""Time from a program's start for its supervisor and clock driver to begin: these are Python processes, which take
+0.1 s to start, and much longer on a busy machine."""
 
 ATTACH_TIMEOUT_S = 15.0
-"""For supervisors to have calls reported; it takes them some 60 ms, and they give up after 5 s."""
+"""For supervisors to attach, so that calls are reported; this takes some 60 ms, and they give up after 5 s."""
 ATTACH_POLL_S = 0.01
 
 _WHY_NOT_ATTACHED = {
@@ -41,13 +41,13 @@ _WHY_NOT_ATTACHED = {
     errno.ESRCH: "its threads have different seccomp filters",
     errno.E2BIG: "the program has too many processes",
 }
-"""What a supervisor means by an errno (launcher/attach.py)."""
+"""Meaning of a supervisor's errno (launcher/attach.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimPlace:
-    """Where the shim, the launcher and their files are on one host. `undo_path` is None where nothing is kept track of,
-    otherwise where each program has a directory for its own account; `preloaded` is what is preloaded there anyway."""
+    """Paths of the shim, the launcher and their files on one host. `undo_path` is where each program has a directory
+    for its own account, None if no account is kept; `preloaded` is what is preloaded there anyway."""
 
     library_path: str
     launcher_path: str
@@ -57,16 +57,16 @@ class ShimPlace:
     preloaded: str | None = None
 
     def has(self, path: str) -> bool:
-        """Whether a file is one of the data."""
+        """Whether a file is in the data directory."""
         return path.startswith(self.data_path.rstrip("/") + "/")
 
     def account_path(self, program: str) -> str | None:
-        """The directory of the account of what a program, by its name, has not synced."""
+        """The directory of the account of unsynced data of the named program."""
         return None if self.undo_path is None else os.path.join(self.undo_path, program)
 
     def environment(self, number: int, program: str, *, preloaded: str | None = None) -> dict[str, str]:
-        """What to add to the environment of a program of this number and name; `preloaded` is what it is to preload
-        beside, None for what is preloaded there anyway."""
+        """Environment variables for a program of this number and name. `preloaded` is what it should preload besides
+        the shim, None for what is preloaded there anyway."""
         return shim_environment(
             self.library_path,
             self.control_path,
@@ -77,16 +77,15 @@ class ShimPlace:
         )
 
     def probe_environment(self) -> dict[str, str]:
-        """What to add to the environment of a probe: the same faults, nothing kept track of nor counted."""
+        """Environment variables for a probe: the same faults, without an account and without counts."""
         return shim_environment(self.library_path, self.control_path, self.data_path, preloaded=self.preloaded)
 
 
 @dataclass(slots=True)
 class StartedProgram:
     """A program that was started under the faults of its host. `pid` is its first process; `problem` says why no disk
-    fault reaches it, `clock_problem` why its clock cannot be moved. `attaches`: its calls are reported from its first
-    disk fault on, and what it has not synced is kept track of from shortly before a power cut on, neither from its
-    start."""
+    fault reaches it, `clock_problem` why its clock cannot be skewed. `attaches`: its calls are reported only from its
+    first disk fault on, and its unsynced changes logged only from shortly before a power cut on, not from its start."""
 
     number: int
     mechanism: str
@@ -97,18 +96,18 @@ class StartedProgram:
     is_running: Callable[[], bool] = field(default=lambda: True)
     started_s: float = field(default_factory=time.monotonic)
     written: frozenset[str] = frozenset()
-    """Files of its data that it had mapped to write to them, when it was last looked at."""
+    """Its data files that were mapped shared and writable when it was last inspected."""
 
     @property
     def may_be_starting(self) -> bool:
-        """Whether what acts on it may not have begun yet."""
+        """Whether its supervisor or clock driver may not have begun yet."""
         return self.is_running() and time.monotonic() - self.started_s < BEGIN_TIMEOUT_S
 
 
 class ShimControls:
-    """The control files of all hosts, and what is in force on each. The files exist before replicas start. `traps` are
-    the groups of calls that are reported to the launcher in this run; `strays` finds processes of a host that none of
-    its programs shows any more."""
+    """The control files of all hosts, and the faults in force on each. The files exist before replicas start. `traps`
+    are the groups of calls that are reported to the launcher in this run; `strays` finds processes of a host that can
+    no longer be traced to any of its programs."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class ShimControls:
         self._numbers = dict.fromkeys(places, 0)
 
     def initial_content(self, host: str) -> bytes:
-        """What the control file of a host begins as."""
+        """The initial content of a host's control file."""
         return self.faults[host].pack().ljust(CONTROL_BYTES, b"\0")
 
     def require_known(self, hosts: Collection[str]) -> None:
@@ -139,7 +138,7 @@ class ShimControls:
             raise ValueError(f"no replica runs on {', '.join(sorted(unknown))}")
 
     async def write(self, host: str) -> None:
-        """Bring what is in force to the host."""
+        """Write the faults in force to the host's control file."""
         async with self._locks[host]:
             await self.access.overwrite(host, self.places[host].control_path, self.faults[host].pack())
 
@@ -147,11 +146,11 @@ class ShimControls:
         return await self.access.read(host, self.places[host].control_path, CONTROL_BYTES)
 
     async def counters(self, host: str) -> Counters:
-        """How often the host's processes felt disk faults so far."""
+        """How often the host's processes have met disk faults so far."""
         return parse_counters(await self._content(host))
 
     async def counts(self, host: str) -> dict[int, ProgramCounts]:
-        """What the programs of the host did so far, by number; those of probes and of nobody left out."""
+        """What the programs of the host have done so far, by number, without probes and unknown programs."""
         numbers = {program.number for program in self._programs[host].values()}
         found = parse_programs(await self._content(host))
         return {number: counts for number, counts in found.items() if number in numbers}
@@ -167,13 +166,13 @@ class ShimControls:
         clock_problem: str | None = None,
         attaches: bool = False,
     ) -> StartedProgram:
-        """A number for a program that is about to be started on a host. Raises ShimError when too many run there."""
+        """Register a program that is about to be started on a host. Raises ShimError when too many run there."""
         programs = self._programs[host]
         taken = {slot for slot, program in programs.items() if program.is_running()}
         free = [slot for slot in range(PROGRAM_SLOTS) if slot not in taken]
         if not free:
             raise ShimError(f"more than {PROGRAM_SLOTS} programs run on {host} at a time")
-        # The one that was free for longest, so that what an ended program did can be read for long.
+        # Take the slot that was free for longest, so that the counts of ended programs remain readable for long.
         self._numbers[host] += 1
         slot = min(free, key=lambda each: programs[each].number if each in programs else 0)
         program = programs[slot] = StartedProgram(
@@ -182,13 +181,13 @@ class ShimControls:
         return program
 
     def running(self, host: str) -> list[StartedProgram]:
-        """The programs of a host that run, as far as is known; the newest last."""
+        """The programs of a host that are running, as far as is known; the newest last."""
         programs = [program for program in self._programs[host].values() if program.is_running()]
         return sorted(programs, key=lambda program: program.number)
 
     def mechanism(self, host: str, pid: int | None = None) -> str:
-        """The mechanism that the host's newest program is reached by, be it running or not; the newest of those whose
-        first process is `pid`, where that is given."""
+        """The mechanism that reaches the host's newest program, running or not. With `pid`, only programs whose first
+        process that is are considered."""
         program = self._program_of(host, pid)
         return PRELOAD if program is None else program.mechanism
 
@@ -197,8 +196,8 @@ class ShimControls:
         return max(found, key=lambda program: program.number, default=None)
 
     async def reaches(self, host: str, pid: int | None, *, needs_clock: bool = False) -> str | None:
-        """None when the process `pid` of the host and all that it has started are within reach of its faults;
-        `needs_clock`: also of a skew of the wall clock that is in force."""
+        """None when the host's disk faults reach its process `pid` and everything that the process has started; with
+        `needs_clock`, when the skew of the wall clock in force does."""
         if pid is None:
             return f"the replica of {host} is down"
         program = self._program_of(host, pid)
@@ -225,8 +224,8 @@ class ShimControls:
         return f"the replica of {host} is out of reach: {problem}"
 
     async def _given_away(self, host: str) -> str | None:
-        """Why a replica is out of reach that serves by processes which show nothing of its programs any more; None
-        where there are none."""
+        """Why a replica is out of reach if it has processes that can no longer be traced to its programs; None if it
+        has none."""
         strays = await self._strays(host) if self._strays is not None else ()
         if not strays:
             return None
@@ -237,16 +236,16 @@ class ShimControls:
         )
 
     def take_written(self, host: str) -> frozenset[str]:
-        """The files of the host's data that its programs had mapped to write to them, when they were last looked at
-        since the last time that this was asked: a power cut takes nothing of that back."""
+        """Return and forget the data files that the host's programs had mapped shared and writable when last inspected:
+        a power cut does not undo writes to these mappings."""
         found = frozenset[str]().union(*(program.written for program in self._programs[host].values()))
         for program in self._programs[host].values():
             program.written = frozenset()
         return found
 
     async def _counted(self, host: str, program: StartedProgram) -> ProgramCounts | None:
-        """What a program did so far; of one that was started just now, once its supervisor has begun and has its calls
-        reported where they are to be. None where none has begun."""
+        """What a program has done so far. Waits for the supervisor of a program that has just started to begin, and to
+        attach if it has to. None if no supervisor has begun."""
         while True:
             counts = (await self.counts(host)).get(program.number)
             is_ready = counts is not None and not self._awaits_traps(host, program, counts)
@@ -280,8 +279,8 @@ class ShimControls:
         return None
 
     async def attached(self, host: str) -> None:
-        """Wait until the calls of the host's programs are reported, as the faults that were written last need it, or
-        cannot be, which `reaches` says. Raises RuntimeError when their supervisors do nothing."""
+        """Wait until the calls of the host's programs are reported as the faults written last require, or cannot be,
+        which `reaches` reports. Raises RuntimeError when their supervisors do nothing."""
         generation = self.faults[host].generation
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + ATTACH_TIMEOUT_S
@@ -296,7 +295,7 @@ class ShimControls:
             await asyncio.sleep(ATTACH_POLL_S)
 
     async def _look(self, host: str, pid: int) -> Sequence[Mapping[str, Any]] | str:
-        """What there is to be seen of a process and its descendants, or why nothing is."""
+        """What launcher/programs.look reports about a process and its descendants, or why it cannot."""
         argv = [self.access.python(host), "-I", "-S", self.places[host].launcher_path, "look", str(pid)]
         status, output, errors = await self.access.run(host, argv, timeout_s=REACH_TIMEOUT_S)
         try:
@@ -307,8 +306,8 @@ class ShimControls:
         return found
 
     def probe_command(self, host: str, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """The command, and what to add to its environment, that runs `program` on a host in the place of its replica:
-        under the same faults, by the same mechanism."""
+        """The command, and variables for its environment, that runs `program` on a host under the same faults as its
+        replica, by the same mechanism."""
         place = self.places[host]
         if self.mechanism(host) == PRELOAD:
             return list(program), place.probe_environment()

@@ -1,8 +1,8 @@
-"""Clocks and disks of hosts, by way of the shim or the launcher: see nemesis.target.Clocks and Disks, and
+"""Clocks and disks of hosts, by means of the shim or the launcher: see nemesis.target.Clocks and Disks, and
 nemesis.mechanisms.reach.
 
-What a fault did to the replicas is known by the counts that the shim in them, or their supervisor, keeps in the host's
-control file: those of the programs that the harness started there, whatever else runs under the same faults.
+What a fault did to the replicas is known from the counts that the shim in them, or their supervisor, keeps in the
+host's control file. Only programs started by the harness are considered, whatever else runs under the same faults.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from nemesis.words import plural
 __all__ = ["ShimClocks", "ShimDisks"]
 
 MONOTONIC_MARGIN_NS = 200_000_000
-"""How much later than planned a change may reach the host; a fast monotonic clock is released this far ahead, and
-a slow one begins so much later."""
+"""How much later than planned a change may reach the host. A fast monotonic clock is credited this much when it is
+released, and a slow one starts this much later."""
 
 MAX_NAMED = 3
-"""Files that a line names; a broker may have mapped hundreds."""
+"""Limit on the files named in one line; a broker may have mapped hundreds."""
 
 UNDO_TIMEOUT_S = 25.0
 FLIP_TIMEOUT_S = 10.0
 
 ACCOUNT_S = 2.0
-"""How long before a power cut the account begins of programs that have none from their start. Each reported write costs
-some 100 us, so it is not kept longer; what is synced every second by a clock, as by Redis and most that sync in the
-background, has unsynced data in it at any moment. What a program never syncs a kernel writes back by itself, though
-some 30 s later."""
+"""How long before a power cut the account begins, for programs without one from their start. Each reported write costs
+some 100 us, so it is not kept for longer. Files synced by a timer every second, as by Redis and most systems that sync
+in the background, have unsynced data in this window at any moment. The kernel itself writes back data that a program
+never syncs, but only after some 30 s."""
 
 CLOCK_TIMEOUT_S = 10.0
-"""For clock drivers to bring a skew into force; it takes them some milliseconds."""
+"""For clock drivers to apply a skew, which takes some milliseconds."""
 CLOCK_POLL_S = 0.02
 
 _CALLS: Mapping[str, tuple[Sequence[str], str]] = {
@@ -53,12 +53,12 @@ _CALLS: Mapping[str, tuple[Sequence[str], str]] = {
     "error-write": (("writes", "grows"), "failed_writes"),
     "error-fsync": (("syncs",), "failed_syncs"),
     "error-read": (("reads",), "failed_reads"),
-    # Of a whole file system: not every call meets it (a write into a block that a file has already needs no space).
+    # Faults of a whole file system: not every call meets them (a write to an allocated block needs no space).
     "fill": ((), "refused_by_disk"),
     "shutdown": ((), "failed_by_disk"),
 }
-"""Kind of disk fault -> the calls that it is about and what it does to them, as ProgramCounts has them: what another
-kind on the same host does to other calls is not in it."""
+"""Kind of disk fault -> columns of ProgramCounts with the calls that it applies to, and the column with its effect,
+which does not count effects of other kinds on other calls of the same host."""
 
 
 class ShimClocks:
@@ -70,12 +70,12 @@ class ShimClocks:
         """fault -> host -> what its programs had done when the fault began"""
 
     def mechanism(self, host: str) -> str:
-        """What moves the clock of the host's replica."""
+        """The mechanism that skews the clock of the host's replica."""
         return "the preloaded shim" if self._controls.mechanism(host) == PRELOAD else "the patched vDSO"
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew clocks. Raises ValueError for an unknown host or an impossible skew, ShimError for too many,
-        RuntimeError for a clock that cannot be moved."""
+        RuntimeError for a clock that cannot be skewed."""
         self._controls.require_known(skews)
         for host, skew in skews.items():
             if skew.affects_monotonic and self._controls.mechanism(host) != PRELOAD:
@@ -106,7 +106,7 @@ class ShimClocks:
         self._hosts.pop(fault_id, None)
 
     async def _apply(self, host: str) -> None:
-        """Bring the skews to the host, and wait until its clock drivers have them in force. Raises RuntimeError."""
+        """Write the skews to the host, and wait until its clock drivers have applied them. Raises RuntimeError."""
         await self._controls.write(host)
         generation = self._controls.faults[host].generation
         loop = asyncio.get_running_loop()
@@ -134,8 +134,8 @@ class ShimClocks:
             await self.release(fault_id)
 
     async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
-        """None when a skew of the wall clock that is in force, or of the `monotonic` one, reaches the process and its
-        children."""
+        """None when the skew of the wall clock in force, or of the `monotonic` one, reaches the process and its
+        children; otherwise why not."""
         if monotonic and self._controls.mechanism(host, pid) != PRELOAD:
             return self._only_wall(host)
         return await self._controls.reaches(host, pid, needs_clock=True)
@@ -150,8 +150,8 @@ class ShimClocks:
     async def read(
         self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
     ) -> Sequence[ClockReading]:
-        """What a process under the same shim as the host's replica reads, or by what the replica's own vDSO moves its
-        clock, beside the true clocks of the host. Raises RuntimeError when nothing could be read."""
+        """The clocks read by a process under the same shim as the host's replica, or skewed by the offset in the
+        replica's own vDSO, and the host's true clocks. Raises RuntimeError when nothing could be read."""
         access, place = self._controls.access, self._controls.places[host]
         pid, environment = 0, place.probe_environment()
         if self._controls.mechanism(host) != PRELOAD:
@@ -170,8 +170,8 @@ class ShimClocks:
         return [_reading(*each) for each in readings]
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """How often the programs of each host have read a skewed clock since a fault began; None of a host where a
-        patched vDSO does not count."""
+        """How often the programs of each host have read a skewed clock since a fault began; None for a host with a
+        patched vDSO that does not count."""
 
         async def of(host: str, before: Mapping[int, ProgramCounts]) -> FaultMet:
             now = await self._controls.counts(host)
@@ -196,7 +196,7 @@ def _reading(
 
 
 def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Mapping[int, ProgramCounts]) -> int:
-    """By how much some counts have grown, of all programs together; one that was not there before began at 0."""
+    """The total growth of some counts over all programs; a program that is new since `before` started at 0."""
     none = ProgramCounts(id=0)
     return sum(
         getattr(counts, column) - getattr(before.get(number, none), column)
@@ -206,7 +206,7 @@ def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Map
 
 
 def _unseen(buffered: int) -> str:
-    """Of openings to write by the C library's own buffers, which call no function of the shim."""
+    """A note on files opened for writing through the C library's own buffers, which bypass the shim."""
     openings = plural(buffered, "opening")
     return f"{openings} by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
 
@@ -218,19 +218,19 @@ class ShimDisks:
         self._controls = controls
         self._faults: dict[str, dict[str, DiskFault]] = {}
         self._before: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
-        """fault -> host -> what its programs had done before it began: what a program meets at once may end it"""
+        """fault -> host -> the same before the fault began: a program may meet it at once, and end"""
         self._begun: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
-        """fault -> host -> the same once the fault was in force: a call that is counted later has met it"""
+        """fault -> host -> the same once the fault was in force: calls counted after that have met it"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped = FlippedBits()
         self._looked_until: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
-        """fault -> host -> what its programs had done when the shim began to look at another flipped bit"""
+        """fault -> host -> what its programs had done when the shim began to watch another flipped bit"""
         self._accounts_of: dict[str, list[str]] = {}
-        """fault -> the hosts whose account was begun for its power cut"""
+        """fault -> hosts whose account was begun for its power cut"""
         self._at_cut: dict[str, Mapping[int, ProgramCounts]] = {}
-        """host -> what its programs had done when its power was cut last"""
+        """host -> what its programs had done at its last power cut"""
         self._forgiven: dict[str, int] = {}
-        """host -> how often its log had overflowed when its account began anew"""
+        """host -> how often its log had overflowed when its account last restarted"""
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         """Impair disks. Raises ValueError for an unknown host or kind, RuntimeError when a supervisor does nothing."""
@@ -244,7 +244,7 @@ class ShimDisks:
         self._begun[fault_id] = await self._counts(faults)
 
     async def count_from_now(self, fault_id: str) -> None:
-        """What is counted of a fault that others bring about begins here: it is in force by now."""
+        """Restart the counting of a fault that is injected elsewhere: it is in force now."""
         self._begun[fault_id] = await self._counts(self._begun[fault_id])
 
     async def _counts(self, hosts: Collection[str]) -> dict[str, dict[int, ProgramCounts]]:
@@ -252,8 +252,8 @@ class ShimDisks:
         return dict(zip(hosts, found, strict=True))
 
     async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
-        """Begin the account of programs that have none from their start. Returns the seconds for which it should be
-        kept before the cut; 0 where all have one. Raises RuntimeError when a supervisor does nothing."""
+        """Begin the accounts of programs that have none from their start. Returns how many seconds they should be kept
+        before the cut; 0 if all have one. Raises RuntimeError when a supervisor does nothing."""
         kept = [host for host in hosts if self._controls.places[host].undo_path is not None]
         begun = [host for host in kept if any(each.attaches for each in self._controls.running(host))]
         for host in begun:
@@ -265,8 +265,8 @@ class ShimDisks:
         return ACCOUNT_S if begun else 0.0
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = POWER_MODELS[0], seed: int = 0) -> PowerCut:
-        """Take back what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises
-        RuntimeError, ValueError for another model."""
+        """Undo what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises RuntimeError,
+        ValueError for another model."""
         if kind not in POWER_MODELS:
             raise ValueError(f"what is not synced is not taken back by the model {kind!r}")
         place = self._controls.places[host]
@@ -305,12 +305,12 @@ class ShimDisks:
         return cut
 
     async def _accounts(self, host: str, undo_path: str) -> Sequence[str]:
-        """The directories of the accounts that the host's programs keep, each of what it has written itself."""
+        """The directories of the accounts of the host's programs; each program's account covers its own writes."""
         argv = script_arguments(self._controls.access.python(host), DIRECTORIES_SCRIPT, undo_path)
         return (await self._run_at_cut(host, argv)).splitlines()
 
     async def _run_at_cut(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
-        """What a command prints, without which a power cut cannot be. Raises RuntimeError."""
+        """The output of a command that a power cut needs. Raises RuntimeError if it fails."""
         status, output, errors = await self._controls.access.run(host, argv, stdin=stdin, timeout_s=UNDO_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
@@ -318,7 +318,7 @@ class ShimDisks:
         return output
 
     async def recorded(self, host: str) -> int | None:
-        """How many changes of the host's replica the account has seen since the cut before; None where none is kept."""
+        """How many changes by the host's replica were logged since the previous cut; None if no account is kept."""
         if self._controls.places[host].undo_path is None:
             return None
         counts = await self._controls.counts(host)
@@ -327,12 +327,12 @@ class ShimDisks:
         return recorded
 
     async def begin_account(self, host: str) -> None:
-        """Everything on the host's disk is durable and its undo log is empty: what could not be kept track of before
-        does not matter any more. Its replica must be down."""
+        """Note that everything on the host's disk is durable and its undo log empty, so that earlier gaps in the
+        account no longer matter. Its replica must be down."""
         self._forgiven[host] = (await self._controls.counters(host)).undo_overflow
 
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
-        """What the power cuts of a fault took."""
+        """What the power cuts of a fault removed."""
         return dict(self._lost.get(fault_id, {}))
 
     async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
@@ -342,7 +342,7 @@ class ShimDisks:
         earlier = self._flipped.on(host)
         self._flipped.add(fault_id, host, flipped)
         counts = self._begun.setdefault(fault_id, {})[host] = await self._controls.counts(host)
-        for each in earlier:  # from now on reads of this bit are counted, and none of theirs
+        for each in earlier:  # from now on reads of this bit are counted, and no longer those of earlier ones
             self._looked_until.setdefault(each, {}).setdefault(host, counts)
         self._controls.faults[host].watch_flipped(fault_id, inode=flipped.inode, offset=flipped.offset)
         await self._controls.write(host)
@@ -392,15 +392,15 @@ class ShimDisks:
         return parse_probe(host, output, waited_s=timeout_s)
 
     def mechanism(self, host: str) -> str:
-        """What makes the host's replica meet faults."""
+        """The mechanism that injects faults into the host's replica."""
         return "the preloaded shim" if self._controls.mechanism(host) == PRELOAD else "seccomp"
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when the process and its children are within reach."""
+        """None when faults reach the process and its children; otherwise why not."""
         return await self._controls.reaches(host, pid)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What the programs of each host have met of a fault since it began."""
+        """How often the programs of each host have met a fault since it began."""
         faults, before, begun = self._faults.get(fault_id, {}), self._before, self._begun
         found = {}
         for host, counts in (await self._counts(begun.get(fault_id, {}))).items():
@@ -408,13 +408,13 @@ class ShimDisks:
                 if self._controls.mechanism(host) == PRELOAD:
                     counts = self._looked_until.get(fault_id, {}).get(host, counts)
                     reads = _grown(("flipped_reads",), begun[fault_id][host], counts)
-                    found[host] = FaultMet(None, reads or None)  # it may have read the byte in a mapping
+                    found[host] = FaultMet(None, reads or None)  # not 0: it may have read the byte by a mapping
                 continue
             kind = faults[host].kind
             columns, effect = _CALLS[kind]
             if kind in WATCHED_KINDS and self._controls.mechanism(host) != PRELOAD:
-                # A supervisor does not see what came of a call. A sync of a file system that is shut down fails for
-                # certain; of other calls, and of a full one, nobody can say.
+                # A supervisor does not see the results of calls. A sync of a file system that is shut down is certain
+                # to fail; for other calls, and for a full file system, the result is not known.
                 syncs = _grown(("syncs",), begun[fault_id][host], counts) if kind == "shutdown" else 0
                 found[host] = FaultMet(None, syncs or None)
                 continue

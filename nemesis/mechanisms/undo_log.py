@@ -1,25 +1,23 @@
-"""Taking back what was not synced: the power cut of hosts whose replicas' changes are kept track of.
+"""Undoing unsynced changes: the power cut of hosts with an undo log.
 
-The shim, or the launcher's supervisor, keeps an undo log per host: what was there before every change that is not
-durable yet (see shim/undo.c and launcher/account.py). The script here applies it: it runs on the host, by the host's
-Python, after the replica was killed. It restores old bytes and lengths, gives replaced and removed files their names
-back and takes new names away, newest first, and leaves an empty log. It prints as JSON how many `operations` and how
-many written `bytes` were lost, the inodes of the `files` (directories among them) that have lost any, and which of the
-mapped files in its arguments are `kept`. A file that is gone has lost all of its bytes, whoever saw them written.
+The shim, or the launcher's supervisor, keeps an undo log per program: the old content for every change that is not
+durable yet (see shim/undo.c and launcher/account.py). The script here applies the log; it runs on the host, with the
+host's Python, after the replica was killed. It restores old bytes and lengths, restores the names of replaced and
+removed files and removes new names, newest first, and leaves an empty log. It prints as JSON how many `operations` and
+how many written `bytes` were lost, the inodes of the `files` (and directories) that lost any, and which of the mapped
+files in its arguments are `kept`. A file that is gone has lost all of its bytes, including unlogged ones.
 
-A sync of the whole file system (syncfs, sync) makes everything durable. A write by O_DSYNC, O_SYNC, RWF_DSYNC or
-RWF_SYNC makes its own bytes durable; of names it is a sync of the file. What else counts as durable is a matter of the
-file system, so there are models:
+A sync of the whole file system (syncfs, sync) makes everything durable. A write with O_DSYNC, O_SYNC, RWF_DSYNC or
+RWF_SYNC makes its own bytes durable, and for names it counts as a sync of the file. What else is durable depends on the
+file system, so there are several models:
 
-    ext4    a sync of a file makes its content, its length and its own name durable; names come in the order of a
-    journal, so
-            with the last change of name or length of the synced file every earlier change of a name is durable
-            (ext4, xfs and btrfs do at least that). A synchronous write brings the file's earlier truncations with it,
-            and no data that other writes left unsynced
+    ext4    a sync of a file makes its content, its length and its own name durable. Names are journaled in order, so
+            every change of a name before the last change of the synced file's name or length is durable as well
+            (ext4, xfs and btrfs guarantee at least that). A synchronous write also makes earlier truncations of the
+            file durable, but no data that other writes left unsynced
     posix   a name is durable only once its directory was synced: the least that POSIX promises
-    torn    names as in ext4; of data that was not synced every sector of 512 bytes is there or not, by chance, in any
-    order,
-            as when the disk was writing it back
+    torn    names as in ext4; each 512-byte sector of unsynced data survives or not, at random and in any order, as if
+            the disk had been writing it back
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from __future__ import annotations
 __all__ = ["POWER_MODELS", "take_back_script"]
 
 POWER_MODELS = ("ext4", "posix", "torn")
-"""What may be lost, the default first."""
+"""Models of what may be lost, the default first."""
 
 _SCRIPT = r"""
 import bisect, fcntl, json, os, random, shutil, stat, struct, sys, time
@@ -59,7 +57,7 @@ def inode(path):
         return None
 mapped = [inode(path) for path in sys.argv[5:]]
 def finish(operations, size_bytes, files):
-    # A mapped file may have got an earlier name back. One without content has kept nothing of what was written to it.
+    # A mapped file may have an earlier name again. A file without content has kept nothing of what was written to it.
     accounts, left = os.stat(os.path.dirname(os.path.abspath(undo))), {}
     for directory, directories, names in os.walk(data if mapped else ""):
         if os.path.samestat(os.stat(directory), accounts):
@@ -72,7 +70,7 @@ def finish(operations, size_bytes, files):
     kept = [left[number] for number in mapped if number in left]
     print(json.dumps({"operations": operations, "bytes": size_bytes, "files": sorted(files), "kept": kept}))
 
-# Whoever keeps the log has it locked, and may still be at work for a program that was killed just now.
+# The keeper of the log holds a lock on it, and may still be working for a program that has just been killed.
 deadline_s = time.monotonic() + 15
 while True:
     try:
@@ -91,7 +89,7 @@ while True:
         sys.exit("a program that writes there has not ended")
 total = os.path.getsize(os.path.join(undo, "log"))
 durable, reborn, found, barrier = {}, {}, [], 0
-# Of each file the last write that was durable when it returned, the last truncation, and when it got a name.
+# For each file: its last write that was durable when it returned, its last truncation, and when it got a name.
 through, cut, named = {}, {}, {}
 for record in records():
     kind, seq, key, own, offset, length, size = record[:7]
@@ -113,7 +111,8 @@ everything = durable.get((0, 0), 0)
 found = sorted((record for record in found if record[1] >= everything), key=lambda record: record[1])
 def kept(seq):
     return os.path.join(undo, "k%d" % seq)
-# Up to which change of a name the journal is on disk: a sync takes it to the last change of the file's name or length.
+# The last change of a name up to which the journal is on disk: a sync advances it to the last change of the file's name
+# or length.
 holder = {}
 for kind, seq, key, own, offset, length, size, _, path, other in reversed(found):
     if kind in (UNLINKED, RENAMED):
@@ -125,7 +124,7 @@ for kind, seq, key, own, offset, length, size, _, path, other in reversed(found)
         named[own] = max(named.get(own, 0), seq)
     elif kind == WRITTEN_THROUGH or kind == CHANGED and (not length or offset + length <= size):
         continue
-    # How far other writes have made a file grow is no business of a synchronous one.
+    # A synchronous write does not make the growth by other writes durable.
     by_write = 0 if kind == CHANGED else through.get(own, 0)
     if seq < max(durable.get(key, 0), durable.get((key[0], own), 0), by_write):
         barrier = max(barrier, seq)
@@ -133,10 +132,10 @@ if model == "posix":
     barrier = 0
 where, present_bytes = {}, {}
 def stored_bytes(status):
-    # Without holes: a file may have been given a length, and nothing been written to it.
+    # Without holes: a file may have been extended without anything being written to it.
     return min(status.st_size, 512 * status.st_blocks)
 def remember(path):
-    # Where a file is now, or every file of a directory, and what was in it at first.
+    # Remember where a file, or every file of a directory, is now, and how many bytes it held at first.
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -149,7 +148,7 @@ def remember(path):
             remember(os.path.join(directory, name))
 remember(undo)
 remember(data)
-# Of each file: what is durable of its bytes and must stay, in order and apart, and how far that reaches at least.
+# For each file: the byte ranges that are durable and must stay, sorted and disjoint, and the least length it must keep.
 ranges, unsorted, reach = {}, {}, {}
 def protect(own, begin, end):
     unsorted.setdefault(own, []).append((begin, end))
@@ -164,7 +163,7 @@ def insert(kept_ranges, begin, end):
         last += 1
     kept_ranges[first:last] = [(begin, end)]
 def sorted_ranges(own):
-    # Of a file that has synchronous writes only, nobody asks; of many at a time each would move the others.
+    # Sorted lazily: files with synchronous writes only never need it, and many single insertions would be slow.
     kept_ranges, more = ranges.setdefault(own, []), unsorted.pop(own, ())
     if len(more) > 100:
         more = sorted([*kept_ranges, *more])
@@ -183,13 +182,13 @@ def unprotected(own, begin, end):
         begin = kept_ranges[place][1] if place < len(kept_ranges) else end
         place += 1
 for kind, seq, key, own, offset, length, *_ in found:
-    # A longer file stays longer, also where a write beside it noted the length before this one was done.
+    # A file extended by a synchronous write stays that long, even if a concurrent write recorded the earlier length.
     if kind == WRITTEN_THROUGH and seq > max(cut.get(own, 0), reborn.get(own, 0), named.get(own, 0)):
         reach[own] = max(reach.get(own, 0), offset + length)
 def shorten(own, file, size, present):
     file.truncate(present if reach.get(own, 0) == ENDLESS else max(size, min(reach.get(own, 0), present)))
 def clear(file, begin, end):
-    # Holes are left as they are: a file may have been given room for very much more than was ever written.
+    # Holes are skipped: a file may have been allocated far more space than was ever written.
     while begin < end:
         try:
             begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
@@ -199,7 +198,7 @@ def clear(file, begin, end):
         while begin < min(hole, end):
             begin += os.pwrite(file.fileno(), bytes(min(hole, end, begin + (1 << 20)) - begin), begin)
 def restore(own, file, offset, length, size, old_at, count):
-    # Takes back a change of `length` bytes, of which `count` old ones lie in the log.
+    # Undoes a change of `length` bytes; the log has `count` old bytes.
     present = os.fstat(file.fileno()).st_size
     for begin, end in unprotected(own, offset, offset + count):
         while begin < end:
@@ -211,7 +210,7 @@ def restore(own, file, offset, length, size, old_at, count):
 # Torn files: the sectors that survived.
 survived = {}
 def tear(own, file, offset, length, old, size):
-    # Takes back by chance, sector by sector, a write of `length` bytes over `old`.
+    # Undoes a write of `length` bytes over `old`, each sector at random.
     present = os.fstat(file.fileno()).st_size
     decided = survived.setdefault(own, set())
     lost = 0
@@ -230,14 +229,14 @@ def tear(own, file, offset, length, old, size):
     shorten(own, file, size, present)
     return lost
 def give_back(name, path):
-    # The directory may have been removed after the file was: what came later than a change that is not on disk is not
-    # there either.
+    # The directory may have been removed after the file; that removal is undone, too, since it came after a change that
+    # is not on disk.
     os.makedirs(os.path.dirname(path), exist_ok=True)
     os.rename(name, path)
     remember(path)
 operations = 0
 files = set()
-# By file: the bytes of the writes that were taken back, what was lost of them, and the length before the oldest one.
+# For each file: the bytes of the writes that were undone, how many were lost, and the length before the oldest write.
 written, lost_bytes, begun_bytes = {}, {}, {}
 def count_bytes(own, size, length, lost):
     begun_bytes[own] = size
@@ -251,7 +250,7 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
     if seq < durable.get(key, 0) or kind not in (CHANGED, TRUNCATED) and seq <= barrier:
         continue
     if kind in (CHANGED, TRUNCATED):
-        # A number of a file that is gone for good may have gone to a newer file.
+        # The inode number of a removed file may have been reused by a newer file.
         if own not in where or seq < reborn.get(own, 0):
             continue
         if model != "posix" and kind == TRUNCATED and seq < through.get(own, 0):
@@ -266,7 +265,7 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
                 lost = length
         count_bytes(own, size, length, lost)
     elif kind == CREATED:
-        # Who writes the log before a file is made does not know its number.
+        # The launcher logs a creation in advance, when the inode number is not known yet.
         number = inode(path)
         if number is None or own and number != own:
             continue
@@ -287,7 +286,7 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
     operations += 1
     files.add(own)
 log.close()
-# Files that have no name left, those of a directory that is gone included.
+# Files that have no name left, including those in a directory that is gone.
 links, gone = {}, {}
 for entry in os.scandir(undo):
     paths = [entry.path]
@@ -313,7 +312,6 @@ finish(operations, sum(lost_bytes.values()), files)
 
 
 def take_back_script() -> str:
-    """A Python script to be run on the host with four arguments: the undo directory, the data's directory,
-    one of `POWER_MODELS`, and a seed for what is left to chance; then any number of paths of files that were mapped to
-    write to them."""
+    """A Python script to be run on the host with four arguments: the undo directory, the data directory, one of
+    `POWER_MODELS`, and a seed for random choices; then the paths of files that were mapped shared and writable."""
     return _SCRIPT

@@ -253,8 +253,7 @@ def _instruction_in(pid: int) -> int:
 
 
 def listeners_in(pid: int) -> list[int]:
-    """Listeners that a process itself still holds because its tracer was killed midway, as descriptors of this process.
-    """
+    """Listeners that a process itself still holds because its tracer was killed midway, duplicated into this one."""
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -1,8 +1,8 @@
 """Reporting of system calls by the kernel: seccomp user notification (Linux 5.0, `man 2 seccomp_unotify`).
 
-A filter sees the numbers of a call and of its descriptor, and not what that is of. One that is installed in a running
-program can be *selective* (descriptors.py): of calls by descriptor it reports those whose number is on a list, or
-FIRST_PLACED or more.
+A filter sees the number of a call and of its descriptor, but not what the descriptor refers to. A filter installed in a
+running program can be *selective* (descriptors.py): it reports calls by descriptor only if the descriptor's number is
+on a list, or is FIRST_PLACED or more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SYSCALLS = {
         "sync": 81, "sendfile": 71, "splice": 76,
     },
 }  # fmt: skip
-"""The kernel's numbers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
+"""System call numbers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64."""
@@ -71,23 +71,23 @@ GROUPS = {
     ),
     "read": ("read", "pread64", "readv", "preadv", "preadv2", "copy_file_range", "sendfile", "splice"),
 }
-"""Which calls are reported. A reported call costs two switches of process, so a run takes only the groups that its
-faults are about."""
+"""Group -> calls that are reported. A reported call costs two context switches, so a run uses only the groups that its
+faults need."""
 
 OPENING = ("open", "openat", "openat2", "creat")
 """Calls that open a file."""
 DUPLICATING = ("dup", "dup2", "dup3", "fcntl")
-"""Calls that give a descriptor one more number; of fcntl, F_DUPFD and F_DUPFD_CLOEXEC."""
+"""Calls that duplicate a descriptor; fcntl only with F_DUPFD or F_DUPFD_CLOEXEC."""
 F_DUPFD, F_DUPFD_CLOEXEC = 0, 1030
 _BY_DESCRIPTOR = (
     *("write", "pwrite64", "writev", "pwritev", "pwritev2", "read", "pread64", "readv", "preadv", "preadv2"),
     *("dup", "dup2", "dup3", "sendfile"),
 )
-"""Calls that a selective filter reports by their descriptor, the first argument. The others are rare; sendfile is
-one of them where reads matter, since it reads from its second."""
+"""Calls that a selective filter selects by their first argument, the descriptor. Other calls are rare and always
+reported; so is sendfile if reads are reported, since it reads from its second argument."""
 FIRST_PLACED = 512
-"""Descriptors from this number on are always reported: few programs have as many, and it is far below the 1024 that
-every process may have by default."""
+"""Descriptors from this number on are always reported: few programs have that many, and it is far below the default
+limit of 1024 per process."""
 
 _NOTIF = struct.Struct("=QIIiIQ6Q")
 _RESP = struct.Struct("=QqiI")
@@ -96,20 +96,20 @@ _RECV, _SEND, _ADD, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40182103, 0x40082104
 _SYNC_WAKE_UP = 1
 _AT_NUMBER, _AND_ANSWER = 1, 2
 _NOTHING = bytes(_NOTIF.size)
-"""What the kernel wants to find where it puts a report."""
+"""The kernel requires the buffer for a report to be zero."""
 _ID = struct.Struct("=Q")
 _ITIMERSPEC = struct.Struct("@4l")
-"""The period, and the time to the first end of it: seconds and nanoseconds of each."""
+"""Period, and time until it first expires; seconds and nanoseconds of each."""
 _CALL_NUMBER, _CALL_NUMBER_AT = struct.Struct("=i"), 16
 _CONTINUE = 1
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER = 1
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3 | 1 << 2, 1 << 5
-"""The first with SPEC_ALLOW: kernels before 5.16 take a filter for a sandbox and have its processes run without some of
-the processor's speculation, which would cost a program far more than its reported calls do."""
+"""The first includes SPEC_ALLOW: kernels before 5.16 treat a filter as a sandbox and disable some speculative execution
+in its processes, which would cost a program far more than its reported calls do."""
 ALL_THREADS = 1 << 0 | 1 << 4
-"""More flags for `install`: for all threads of the process, or for none (TSYNC and TSYNC_ESRCH, Linux 5.7)."""
+"""More flags for `install`: all threads of the process get the filter, or none (TSYNC and TSYNC_ESRCH, Linux 5.7)."""
 _SECCOMP_NR = {"x86_64": 317, "aarch64": 277}
 _PRCTL_NR = {"x86_64": 157, "aarch64": 167}
 _INSTRUCTION = struct.Struct("=HBBI")
@@ -118,7 +118,7 @@ _RET_ALLOW, _RET_USER_NOTIF = 0x7FFF0000, 0x7FC00000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A reported call. `thread` is the number of the thread that made it."""
+    """A reported call. `thread` is the id of the thread that made it."""
 
     id: int
     thread: int
@@ -132,13 +132,13 @@ class Listener:
     def __init__(self, descriptor: int, architecture: str) -> None:
         self.descriptor = descriptor
         self._names = {number: name for name, number in SYSCALLS[architecture].items()}
-        # The kernel then hands the processor to who answers, and back, where it can (Linux 6.6).
+        # The kernel then switches directly to the answering process and back, if supported (Linux 6.6).
         with contextlib.suppress(OSError):
             fcntl.ioctl(descriptor, _SET_FLAGS, _SYNC_WAKE_UP)
 
     def receive(self) -> bytearray | None:
-        """The report of the next call; None when it has been given up meanwhile."""
-        report = bytearray(_NOTHING)  # for bytes, ioctl first raises an error of its own and forgets it
+        """The report of the next call; None when the call was abandoned meanwhile."""
+        report = bytearray(_NOTHING)  # with bytes, ioctl internally raises and drops an exception first
         try:
             fcntl.ioctl(self.descriptor, _RECV, report)
             return report
@@ -148,31 +148,31 @@ class Listener:
             raise
 
     def identity(self, report: bytearray) -> int:
-        """By which the call of a report is answered."""
+        """The id by which the call of a report is answered."""
         identity: int = _ID.unpack_from(report)[0]
         return identity
 
     def number(self, report: bytearray) -> int:
-        """The kernel's number of the call that a report is of."""
+        """The system call number in a report."""
         number: int = _CALL_NUMBER.unpack_from(report, _CALL_NUMBER_AT)[0]
         return number
 
     def call(self, report: bytearray) -> Call:
-        """What a report says."""
+        """The call in a report."""
         identity, thread, _, number, _, _, *arguments = _NOTIF.unpack(report)
         return Call(identity, thread, self._names.get(number, ""), tuple(arguments))
 
     def let_go_on(self, identity: int) -> None:
-        """Have the kernel make a call. Nothing where it has been given up."""
+        """Have the kernel execute a call. Does nothing if the call was abandoned."""
         self._send(_RESP.pack(identity, 0, 0, _CONTINUE))
 
     def finish(self, identity: int, error_number: int = 0) -> None:
-        """Have a call return 0 without being made, or fail with an errno. Nothing where it has been given up."""
+        """Have a call return 0 without being executed, or fail with an errno. Does nothing if it was abandoned."""
         self._send(_RESP.pack(identity, 0, -error_number, 0))
 
     def place(self, identity: int, descriptor: int, *, number: int | None, closes_on_exec: bool) -> None:
-        """Have a call return a copy of a descriptor of ours, of that number (Linux 5.14); None for the lowest that is
-        free. Nothing where it has been given up. Raises OSError."""
+        """Have a call return a duplicate of our descriptor, with `number` (Linux 5.14) or, if None, the lowest free
+        number. Does nothing if the call was abandoned. Raises OSError."""
         flags = _AND_ANSWER | (0 if number is None else _AT_NUMBER)
         new_flags = os.O_CLOEXEC if closes_on_exec else 0
         try:
@@ -190,28 +190,28 @@ class Listener:
 
 
 class Listeners:
-    """The listeners of one program: one where it was started under a filter, one for each process that ran already
-    when a filter was installed."""
+    """The listeners of one program: a single one if the program was started under a filter, otherwise one for each
+    process that was running when the filter was installed."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._all: dict[int, Listener] = {}
         self._woken = self._wake = self._timer = -1
         self.changes = 0
-        """How often what is waited for has changed."""
+        """How often the set of polled descriptors has changed."""
 
     def __iter__(self) -> Iterator[Listener]:
         return iter([*self._all.values()])
 
     def add(self, descriptor: int) -> None:
-        """One more."""
+        """Add a listener."""
         self._all[descriptor] = Listener(descriptor, platform.machine())
         self._poll.register(descriptor, select.POLLIN)
         self.changes += 1
 
     def wait(self, timeout_s: float | None) -> list[Listener] | None:
-        """Wait for calls: the listeners that have one, none of them when time is up, None when nobody can make a call
-        any more."""
+        """Wait for calls. Returns the listeners that have one: an empty list when time is up, None when no process can
+        make a reported call any more."""
         found = []
         if not self._all:
             return None
@@ -229,13 +229,12 @@ class Listeners:
 
     @property
     def woken(self) -> Sequence[int]:
-        """What else is waited for: the descriptors of `add_wake` and `wake_every`, where they were called."""
+        """The other polled descriptors: those of `add_wake` and `wake_every`, if these were called."""
         return [descriptor for descriptor in (self._woken, self._timer) if descriptor >= 0]
 
     def wake_every(self, period_s: float) -> None:
-        """End `wait` that often, by a timer that runs on by itself. A time limit of the wait would be set and cancelled
-        in the processor's timer with each call, which on a virtual machine costs more than the answer. Raises
-        OSError."""
+        """End `wait` every `period_s` seconds, by a periodic timer. A timeout of each wait would program and cancel the
+        processor's timer with each call, which on a virtual machine costs more than the answer. Raises OSError."""
         libc = ctypes.CDLL(None, use_errno=True)
         timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if timer < 0:
@@ -256,7 +255,7 @@ class Listeners:
             self.changes += 1
 
         def wake_up() -> None:
-            # A full pipe has woken it already.
+            # If the pipe is full, `wait` has been woken already.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake, b"!")
 
@@ -264,7 +263,7 @@ class Listeners:
 
 
 class FilterError(RuntimeError):
-    """Calls cannot be reported here; the message says why, and `error_number` is the kernel's word."""
+    """Calls cannot be reported here; the message says why, and `error_number` is the kernel's errno."""
 
     def __init__(self, message: str, error_number: int = errno.ENOSYS) -> None:
         super().__init__(message)
@@ -272,9 +271,9 @@ class FilterError(RuntimeError):
 
 
 def filter_code(groups: Sequence[str], architecture: str, watched: Collection[int] | None = None) -> bytes:
-    """The filter's instructions, which have the calls of these groups reported; of a selective filter, by descriptor
-    those only of the numbers `watched` (below FIRST_PLACED) and of FIRST_PLACED on, and what opens and duplicates as
-    well. Raises FilterError for an architecture whose numbers are not known."""
+    """The instructions of a filter that reports the calls of these groups. With `watched`, the filter is selective: it
+    reports calls by descriptor only for the numbers `watched` (below FIRST_PLACED) and from FIRST_PLACED on, and also
+    calls that open or duplicate. Raises FilterError for an architecture whose system call numbers are not known."""
     if architecture not in SYSCALLS:
         raise FilterError(f"system calls are reported on {', '.join(SYSCALLS)} only, not on {architecture}")
     table = SYSCALLS[architecture]
@@ -307,7 +306,7 @@ def filter_code(groups: Sequence[str], architecture: str, watched: Collection[in
 
 _WORDS = FIRST_PLACED // 32
 _ARGUMENTS = 16
-"""Where the low half of the first argument is in what a filter sees (struct seccomp_data), little-endian."""
+"""Offset of the low half of the first argument in struct seccomp_data, little-endian."""
 _LOAD, _LOAD_NUMBER, _TO_X, _RETURN = 0x20, 0x00, 0x07, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_SET = 0x15, 0x35, 0x45
 _AND, _SHIFT_RIGHT, _SHIFT_RIGHT_BY_X = 0x54, 0x74, 0x7C
@@ -315,19 +314,19 @@ _AND, _SHIFT_RIGHT, _SHIFT_RIGHT_BY_X = 0x54, 0x74, 0x7C
 
 
 class _Code:
-    """Instructions whose jumps lead to labels, each further on."""
+    """BPF instructions with jumps to labels; all jumps are forward."""
 
     def __init__(self) -> None:
         self._instructions: list[tuple[int, int, str | None, str | None]] = []
         self._labels: dict[str, int] = {}
 
     def put(self, operation: int, number: int = 0, target: str | None = None, otherwise: str | None = None) -> _Code:
-        """One more; of a jump, `otherwise` None goes on with the next."""
+        """Append an instruction. A jump without `otherwise` falls through if its condition is false."""
         self._instructions.append((operation, number, target, otherwise))
         return self
 
     def label(self, name: str) -> _Code:
-        """What comes next can be jumped to."""
+        """Name the position of the next instruction."""
         self._labels[name] = len(self._instructions)
         return self
 
@@ -344,7 +343,7 @@ class _Code:
 
 
 def filter_header(code: bytes, address: int) -> bytes:
-    """How a filter is described to the kernel (`struct sock_fprog`) whose instructions lie at an address."""
+    """The `struct sock_fprog` of a filter whose instructions are at `address`."""
     return struct.pack("@HP", len(code) // _INSTRUCTION.size, address)
 
 
@@ -356,10 +355,10 @@ def install(
     more_flags: int = 0,
     selective_address: int | None = None,
 ) -> tuple[int, bool]:
-    """Install a filter by `call`, which makes a system call of a number with arguments and returns its result, or the
-    errno negated. Returns the listener's descriptor there, which closes on exec, and whether the filter is the
-    selective one whose header lies at that address: it needs a kernel that gives up no report for a signal
-    (Linux 5.19). Raises FilterError."""
+    """Install a filter through `call`, which makes a system call with a number and arguments and returns its result or
+    the negated errno. Returns the listener's descriptor there, which is close-on-exec, and whether the filter is the
+    selective one, whose header is at `selective_address`: it requires a kernel that does not abandon a report because
+    of a signal (Linux 5.19). Raises FilterError."""
     result = -errno.EINVAL
     attempts = [(_NEW_LISTENER | _WAIT_KILLABLE, header_address), (_NEW_LISTENER, header_address)]
     if selective_address is not None:
@@ -385,8 +384,8 @@ def install(
 
 
 def install_filter(groups: Sequence[str]) -> int:
-    """Have this process's calls of these groups reported, and those of everything that it starts. Returns the
-    listener's descriptor, which closes on exec. Raises FilterError."""
+    """Have the calls of these groups reported, for this process and everything that it starts. Returns the listener's
+    descriptor, which is close-on-exec. Raises FilterError."""
     code = filter_code(groups, platform.machine())
     program = ctypes.create_string_buffer(code)
     header = ctypes.create_string_buffer(filter_header(code, ctypes.addressof(program)))

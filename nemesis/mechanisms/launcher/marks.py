@@ -1,7 +1,7 @@
-"""Which processes are a program's: by the mark in the environment with which its first one was started.
+"""Finds the processes of a program by a mark in the environment with which its first process was started.
 
-A process that a program has given away at once (it forks twice, as daemons do) is nobody's child any more by the time
-that somebody looks. Its environment still has the mark of its program, unless it was given another one.
+A process that has detached itself at once (by forking twice, as daemons do) is no longer a descendant of the program
+when somebody looks. Its environment still contains the program's mark, unless it was given another environment.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import time
 __all__ = ["HELPERS", "PROGRAM_VARIABLE", "is_helper", "living_thread", "mark_of", "marked"]
 
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
-"""The variable that an agent gives to each program that it starts, with a value that no other program has."""
+"""The variable that an agent sets, to a unique value, for each program that it starts."""
 
 _EXEC_TIMEOUT_S, _EXEC_POLL_S = 1.0, 0.001
-"""For a process to begin as another program, which takes less than a millisecond of processor time."""
+"""For a process to complete an exec, which takes less than a millisecond of processor time."""
 
 _PF_KTHREAD = 0x00200000
-"""In a process's flags (linux/sched.h)."""
+"""Flag of kernel threads in /proc/PID/stat (linux/sched.h)."""
 
 HELPERS = b"fault-"
-"""How the names of the launcher's own processes begin."""
+"""Prefix of the names of the launcher's own processes."""
 
 
 def mark_of(pid: int) -> bytes | None:
-    """The mark in the environment of a process; None where it has none, or may not be looked into."""
+    """The mark in the environment of a process; None if it has none, or may not be inspected."""
     words, deadline = b"", time.monotonic() + _EXEC_TIMEOUT_S
     with contextlib.suppress(OSError):
         while not (words := _read(living_thread(pid) or pid, "environ")):
@@ -38,22 +38,22 @@ def mark_of(pid: int) -> bytes | None:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """What /proc has of a process under a name. Raises OSError."""
+    """The content of /proc/PID/`name`. Raises OSError."""
     with open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
 
 
 def _has_no_environment(pid: int) -> bool:
-    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
-    has begun, which it may have by now: then it has one that was not looked at. Raises OSError."""
+    """Whether a process whose environment was empty really has none. During an exec the environment is empty too; the
+    exec may be over by now, and then the new environment has not been read yet. Raises OSError."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     letter, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
     return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def living_thread(pid: int) -> int | None:
-    """A thread of a process that has not ended; None when there is none. It is the first one, whose number is `pid`,
-    unless that has ended before others: then /proc/PID is that of a zombie and shows nothing of what goes on."""
+    """A thread of a process that has not ended; None when there is none. It is the main thread, whose id is `pid`,
+    unless that has ended before others: then /proc/PID is a zombie's and shows nothing about the other threads."""
     with contextlib.suppress(OSError):
         if _has_ended(pid):
             return next(
@@ -69,13 +69,13 @@ def _has_ended(thread: int) -> bool:
 
 
 def marked(mark: bytes) -> list[int]:
-    """Every process with a mark, but for the launcher's own and for this one."""
+    """Every process with a mark, except the launcher's own processes and this one."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and mark_of(pid) == mark and not is_helper(pid)]
 
 
 def is_helper(pid: int) -> bool:
-    """Whether a process is one of the launcher's own. One that is gone is none."""
+    """Whether a process is one of the launcher's own; False if it is gone."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read().startswith(HELPERS)

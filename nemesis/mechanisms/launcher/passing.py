@@ -1,12 +1,12 @@
-"""Reported calls that concern nobody are let go on by a few machine instructions.
+"""Lets reported calls continue in a few machine instructions when no fault or account is in force.
 
-A filter stays until its process ends, so calls are reported after a fault was healed as well. What answering them
-costs is less the kernel's part than Python's: a supervisor that is woken beside a busy program finds nothing of the
-interpreter in the processor's caches, and takes 60 to 90 us of processor time a call. These instructions wait, receive
-and answer in some 300 bytes. They leave for Python whatever they do not know: a call that is on the list of those to be
-answered otherwise, new settings in the control file, a listener whose processes have all ended, another thread's word.
+A filter stays until its process ends, so calls are still reported after a fault was healed. Answering them costs more
+in Python than in the kernel: a supervisor that wakes up beside a busy program finds nothing of the interpreter in the
+processor's caches, and takes 60 to 90 us of processor time per call. These instructions wait, receive and answer in
+some 300 bytes. They return to Python for everything else: a call listed as left out, new settings in the control file,
+a listener whose processes have all ended, a wake-up by another thread.
 
-Python waits and answers by itself on other processors than x86-64 and where memory may not be executed.
+On processors other than x86-64, or if memory may not be made executable, Python waits and answers itself.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _CODE = bytes.fromhex(
     back:   xor eax,eax
     end:    pop r12; pop rbp; pop rbx; ret
 
-An error of the last ioctl is of a call that has been given up. The first ioctl's are left to Python, which meets them
-again where they stay.
+An error of the last ioctl means that the call was abandoned. Errors of the first ioctl are left to Python, which gets
+them again if they persist.
 """
 
 _STATE = struct.Struct("=3Q 2Q Q i4x 2Q 80s QqiI 64s")
-"""The addresses of what is polled; its number, and how many of it are listeners; the address of the settings' number
-and the number that is expected there; the address of the addresses at which each listener's newest call is noted; the
-time-out in milliseconds; how many calls were let go on; which listener's the report is; the report (struct
-seccomp_notif); the answer (struct seccomp_notif_resp); a bit for each call that is not let go on."""
+"""The address of the poll array; its length, and how many of its entries are listeners; the address of the settings'
+generation and the generation expected there; the address of the array of addresses at which each listener's newest call
+is noted; the timeout in milliseconds; how many calls were let go on; the index of the report's listener; the report
+(struct seccomp_notif); the answer (struct seccomp_notif_resp); a bitmap of the calls that are left to Python."""
 _SETTINGS, _SETTINGS_AT = struct.Struct("=2Q"), 0x18
 _COUNT_AT, _WHOSE_AT, _REPORT_AT, _REPORT_BYTES = 0x38, 0x40, 0x48, 80
 _CALLS = 512
-"""Higher numbers are left to Python: the kernel has none yet."""
+"""Higher call numbers are left to Python: the kernel has none yet."""
 _POLLED = struct.Struct("=ihh")
 _POLLIN = 1
 _ADDRESS = struct.Struct("=Q")
@@ -75,11 +75,11 @@ def _address_of(memory: mmap.mmap) -> int:
 
 
 class Passing:
-    """The instructions, and what they need to know of one program. `left_out` are the kernel's numbers of calls that
-    Python answers even so."""
+    """The machine code with its state for one program. `left_out` are the numbers of system calls that Python must
+    answer."""
 
     def __init__(self, left_out: Collection[int] = ()) -> None:
-        """Raises OSError where it cannot be had."""
+        """Raises OSError if this processor or system does not support it."""
         if platform.machine() != "x86_64":
             raise OSError(f"no instructions for {platform.machine()}")
         self._left_out = sum(1 << number for number in left_out if number < _CALLS).to_bytes(_CALLS // 8, "little")
@@ -95,8 +95,8 @@ class Passing:
     def watch(
         self, listeners: Sequence[Listener], notes: Sequence[int], others: Sequence[int], timeout_s: float | None
     ) -> None:
-        """Wait for calls from now on at these listeners, the newest of each noted at its address, and for other
-        descriptors that can be read from. It is looked for new settings at least every `timeout_s` seconds."""
+        """Set the listeners to wait for, the address in `notes` at which each one's newest call is noted, and the
+        `others`, descriptors whose readability ends the wait. New settings are noticed within `timeout_s` seconds."""
         polled = b"".join(_POLLED.pack(number, _POLLIN, 0) for number in [*(e.descriptor for e in listeners), *others])
         noted = b"".join(map(_ADDRESS.pack, notes))
         size = _STATE.size + len(polled) + len(noted)
@@ -110,8 +110,8 @@ class Passing:
         self._memory[:] = state + polled + noted
 
     def serve(self, generation_address: int, generation: int) -> tuple[int, bytearray] | None:
-        """Let calls go on while the settings' number, at that address, is that one. Ends with (which listener, report)
-        of a call that has been received and not been answered, or with None where something else is to be done."""
+        """Let calls go on while the settings' generation at that address is `generation`. Returns (listener's index,
+        report) of a call that was received and not answered, or None if there is something else to do."""
         memory = self._memory
         assert memory is not None
         _SETTINGS.pack_into(memory, _SETTINGS_AT, generation_address, generation)
@@ -121,5 +121,5 @@ class Passing:
 
     @property
     def count(self) -> int:
-        """How many calls have been let go on since `watch`."""
+        """Calls that were let go on since `watch`."""
         return 0 if self._memory is None else int(_ADDRESS.unpack_from(self._memory, _COUNT_AT)[0])

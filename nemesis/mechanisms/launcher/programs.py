@@ -1,8 +1,8 @@
-"""What reaches a program: found out from its file before it is started, and from /proc while it runs.
+"""Which mechanism reaches a program: determined from its file before it is started, and from /proc while it runs.
 
-A library that is preloaded is met by programs that are linked dynamically and call the C library. Those that are linked
-statically never load it, and those that the Go compiler has made load it and make their system calls by themselves.
-What a script or a shell will execute cannot be known beforehand.
+A preloaded library reaches dynamically linked programs that call the C library. Statically linked programs never load
+it; Go programs may load it but make their system calls themselves. What a script or a shell will execute cannot be
+known beforehand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .vdso import ClockError, read_offset_ns
 __all__ = ["DYNAMIC", "GO", "OTHER", "SCRIPT", "STATIC", "judge", "look", "program_kind"]
 
 DYNAMIC, STATIC, GO, SCRIPT, OTHER = "dynamic", "static", "go", "script", "other"
-"""Kinds of programs. OTHER is no program of this machine's own kind: 32 bits, another processor, or no ELF file."""
+"""Kinds of programs. OTHER is not a native program of this machine: 32 bits, another processor, or no ELF file."""
 
 _PT_INTERP, _PT_NOTE = 3, 4
 _MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -28,18 +28,18 @@ _NOTES_BYTES = 1 << 16
 _GO_SECTIONS = (b".gopclntab", b".go.buildinfo", b".note.go.buildid")
 
 _RING = "anon_inode:[io_uring]"
-"""What the kernel calls a ring of io_uring among descriptors and mappings."""
+"""The kernel's name of an io_uring ring among descriptors and mappings."""
 _AIO_RING = "/[aio] (deleted)"
-"""And what it calls the results of io_submit, for who has called io_setup, among mappings."""
+"""The kernel's name, among mappings, of the io_submit results ring of a process that has called io_setup."""
 
 _WRAPPERS = frozenset(
     {"env", "nice", "ionice", "taskset", "chrt", "setpriv", "runuser", "gosu", "tini", "setsid", "stdbuf", "unshare"}
     | {"timeout", "nohup", "numactl", "prlimit", "dumb-init", "su-exec"}
 )
-"""Programs that execute the one that is named among their arguments."""
+"""Programs that execute another program named in their arguments."""
 
 _WITHOUT_ENVIRONMENT = frozenset({"-", "-i", "--ignore-environment"})
-"""Options of env(1) by which the program gets nothing of the environment, LD_PRELOAD neither."""
+"""Options of env(1) that start the program with an empty environment, without LD_PRELOAD."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "su", "sudo"})
 
@@ -77,7 +77,7 @@ def _at(file: Any, offset: int, length: int) -> bytes:
 
 
 def _section_names(file: Any, at: int, each_bytes: int, count: int, names_index: int) -> bytes:
-    """The names of all sections, one after the other; nothing where they were stripped."""
+    """The section name string table; empty if it was stripped."""
     if not at or names_index >= count:
         return b""
     _, _, _, _, names_at, length = struct.unpack_from("=2I4Q", _at(file, at + names_index * each_bytes, 64))
@@ -85,8 +85,9 @@ def _section_names(file: Any, at: int, each_bytes: int, count: int, names_index:
 
 
 def judge(argv: Sequence[str]) -> dict[str, str]:
-    """The file that a command would execute, as `path`, and its `kind`; that of the program behind a wrapper where that
-    can be known, else SCRIPT. Neither is there where the file cannot be read: `error` says why."""
+    """The `path` of the file that a command would execute, and its `kind`. For a wrapper, those of the program behind
+    it if that can be known, otherwise the kind is SCRIPT. If the file cannot be read, `error` says why, and there is no
+    `kind`."""
     words = list(argv)
     path = shutil.which(words[0]) or words[0]
     name = os.path.basename(path)
@@ -104,12 +105,12 @@ def judge(argv: Sequence[str]) -> dict[str, str]:
 
 
 def look(pid: int) -> list[dict[str, Any]]:
-    """What reaches a process, first, and each other one of its program: its `pid`; the path of its `program` and its
-    `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not
-    at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9);
-    by what it may read and write that nobody reports (`unseen`: io_uring, io_submit); the files that it has mapped to
-    write to them (`written`); whether it has another `root` directory than this process (chroot). `problem` says what
-    could not be found out. Nothing for processes that have ended."""
+    """What reaches a process, and after it each other process of its program: `pid`; the path of the `program` and its
+    `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its vDSO shifts the `clock` (None: not
+    patched); how many more seccomp `filters` it has than this process (None: not known before Linux 5.9); interfaces
+    by which it may read and write unreported (`unseen`: io_uring, io_submit); the files that it has mapped shared and
+    writable (`written`); whether its `root` directory differs from this process's (chroot). `problem` says what could
+    not be determined. Processes that have ended are left out."""
     mark = mark_of(pid)
     pids = dict.fromkeys([*_descendants(pid), *(marked(mark) if mark is not None else ())])
     own = _filters(os.getpid())
@@ -153,7 +154,7 @@ def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
 
 
 def _has_open(thread: int, name: str) -> bool:
-    """Whether a descriptor of a process is of what is called that. Raises OSError."""
+    """Whether a descriptor of a process refers to a file of that name. Raises OSError."""
     for descriptor in os.listdir(f"/proc/{thread}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             if os.readlink(f"/proc/{thread}/fd/{descriptor}") == name:
@@ -162,7 +163,7 @@ def _has_open(thread: int, name: str) -> bool:
 
 
 def _descendants(pid: int) -> list[int]:
-    """A process and all that it has started and that have not been given away since."""
+    """A process and all its descendants that have not detached themselves."""
     found, open_ends = [pid], [pid]
     while open_ends:
         parent = open_ends.pop()

@@ -1,8 +1,8 @@
-"""With whose rights a program opens files, and opening one with those.
+"""The rights with which a program opens files, and how a supervisor assumes them.
 
-What a file may be opened for depends on the thread that opens it: on its user and groups for files, and on its
-capabilities. A supervisor that runs as root gives one of its threads those of a program for the time of one `open`, by
-the raw system calls, since the C library's would change all threads.
+Whether a file may be opened depends on the thread that opens it: on its file-system user and groups, and on its
+capabilities. A supervisor that runs as root gives one of its threads the program's rights for a single `open`, by raw
+system calls, since the C library's functions would change all threads.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 __all__ = ["Rights", "assumed", "rights_of"]
 
 _SETGROUPS, _SETFSUID, _SETFSGID, _CAPGET, _CAPSET = 116, 122, 123, 125, 126
-"""x86-64: on other processors no running program is given a filter, so nothing is opened in its place."""
+"""x86-64: on other processors filters are not installed in running programs, so nothing is opened on their behalf."""
 _CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)
-"""_LINUX_CAPABILITY_VERSION_3, of this thread."""
+"""_LINUX_CAPABILITY_VERSION_3, for this thread."""
 _CAPABILITIES = struct.Struct("=6I")
-"""Twice the effective, permitted and inheritable ones: their low halves, then their high halves."""
+"""Effective, permitted and inheritable capabilities: first their low halves, then their high halves."""
 _CAP_SETGID, _CAP_SETUID = 1 << 6, 1 << 7
 _NOBODY = 2**32 - 1
-"""Asks which user or group it is and changes nothing."""
+"""Makes setfsuid and setfsgid return the current id without changing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Of one thread: user and group for files, further groups, effective capabilities, and the label that a security
-    module of the kernel has given it. Beside them its umask, which is no right, and its process."""
+    """The rights of one thread: file-system user and group, supplementary groups, effective capabilities, and the label
+    given by a kernel security module. Also its umask, which is not a right, and its process."""
 
     user: int
     group: int
@@ -42,7 +42,7 @@ class Rights:
     process: int = field(default=0, compare=False)
 
     def can_assume(self, other: Rights) -> bool:
-        """Whether who has these rights can take on those for a moment."""
+        """Whether a thread with these rights can temporarily assume `other`."""
         if other == self:
             return True
         is_able = self.capabilities & _CAP_SETGID and self.capabilities & _CAP_SETUID
@@ -50,7 +50,7 @@ class Rights:
 
 
 def rights_of(thread: int | str) -> Rights:
-    """Those of a thread, or "thread-self". Raises OSError."""
+    """The rights of a thread, or of "thread-self". Raises OSError."""
     with open(f"/proc/{thread}/status", "rb") as file:
         said = {name: words for name, _, words in (line.partition(b":") for line in file)}
     label = b""
@@ -69,7 +69,7 @@ def rights_of(thread: int | str) -> Rights:
 
 @contextlib.contextmanager
 def assumed(rights: Rights, own: Rights) -> Iterator[None]:
-    """This thread, whose rights are `own`, has those while the context lasts. Raises OSError."""
+    """Give this thread, whose rights are `own`, other rights for the duration of the context. Raises OSError."""
     if rights == own:
         yield
         return
@@ -80,7 +80,7 @@ def assumed(rights: Rights, own: Rights) -> Iterator[None]:
         try:
             _take(own, own)
         except OSError:
-            os._exit(1)  # it could answer no call rightly any more; the guardian lets all of them go on
+            os._exit(1)  # it could no longer answer calls correctly; the guardian lets all of them go on
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """Answers the reported calls of one program, in two processes.
 
-The supervisor lets each call go on, holds it, delays it or fails it, as the control file says. It never looks at what a
-call would write, only at which file it concerns; a program that changes its arguments meanwhile fools nobody
-but itself. The guardian holds the listener as well: when the supervisor is killed, the guardian lets everything
-go on, so that no call hangs and none fails. Both end with the last process that can make a reported call.
+The supervisor lets each call go on, holds it, delays it or fails it, as the control file says. It never inspects the
+data that a call would write, only which file it concerns; a program that changes its arguments meanwhile deceives only
+itself. The guardian holds the listener as well: when the supervisor is killed, the guardian lets everything go on, so
+that no call hangs and none fails. Both end with the last process that can make a reported call.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from .tracing import ProcessTree
 __all__ = ["Ledger", "Supervisor", "guard"]
 
 _POLL_S = 0.002
-"""How often the control file is looked at while a call is held; nothing is polled while none is."""
+"""How often the control file is read while a call is held; otherwise nothing is polled."""
 
 _HELD_SLOTS = 4096
-"""Calls that can be held at a time: one a thread. One more is let go on and is not counted as held."""
+"""Calls that can be held at the same time, one per thread. Any more are let go on and not counted as held."""
 
 _COUNTED = {SYNC: "syncs", WRITE: "writes", GROW: "grows", READ: "reads"}
-"""What a call asks of the disk -> where it is counted (control.ProgramCounts)."""
+"""Disk operation -> column in which it is counted (control.ProgramCounts)."""
 
 _LOOK_S = 1.0
-"""How often it is looked, while calls have to be reported, whether files have numbers that are not."""
+"""How often, while calls have to be reported, to check whether files have numbers that are not reported."""
 
 _UNKNOWN_IDS = 64
-"""Calls that the guardian lets go on beyond the last one that the supervisor had noted."""
+"""Number of calls after the last one noted by the supervisor that the guardian lets go on."""
 
 
 class Ledger:
-    """Which calls wait for an answer, in memory that the guardian shares."""
+    """The calls that wait for an answer, in memory shared with the guardian."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 8 * (_HELD_SLOTS + MAX_PROCESSES))
         self._free = list(range(_HELD_SLOTS))
         self._slots: dict[int, int] = {}
         self._newest: dict[int, int] = {}
-        """listener's descriptor -> where its newest call is noted"""
+        """listener's descriptor -> offset at which its newest call is noted"""
 
     def received(self, listener: Listener, identity: int) -> None:
         """Note the newest call of a listener."""
         struct.pack_into("=Q", self._map, self._newest_at(listener), identity)
 
     def newest_address(self, listener: Listener) -> int:
-        """Where in memory that is noted."""
+        """The address at which the newest call of a listener is noted."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map, self._newest_at(listener)))
 
     def _newest_at(self, listener: Listener) -> int:
@@ -73,7 +73,7 @@ class Ledger:
         return at
 
     def hold(self, identity: int) -> bool:
-        """Note a call that will be answered later; False when no more can be."""
+        """Note a call that will be answered later; False when no slot is free."""
         if not self._free:
             return False
         slot = self._slots[identity] = self._free.pop()
@@ -88,7 +88,7 @@ class Ledger:
             self._free.append(slot)
 
     def unanswered(self) -> list[int]:
-        """Every call that may be waiting, those that were never noted included."""
+        """Every call that may be waiting, including those that were never noted."""
         noted = [value for (value,) in struct.iter_unpack("=Q", self._map[:])]
         newest = [each for last in filter(None, noted[_HELD_SLOTS:]) for each in range(last, last + _UNKNOWN_IDS)]
         return [*filter(None, noted[:_HELD_SLOTS]), *newest]
@@ -96,19 +96,19 @@ class Ledger:
 
 @dataclass(slots=True)
 class Pending:
-    """A call that is about a file under the root, until it is answered."""
+    """A call about a file under the root that has not been answered yet."""
 
     listener: Listener
     call: Call
     effect: Effect
     met: set[int] = field(default_factory=set)
-    """Columns of what it has met so far: it may be held, and fail then."""
+    """The columns of the faults that it has met so far: it may be held, and then fail."""
     due_ns: int = 0
-    """When its delay is over, by the monotonic clock; 0 for none."""
+    """When its delay ends, by the monotonic clock; 0 if it is not delayed."""
 
     @property
     def operation(self) -> str:
-        """What it asks of the disk."""
+        """Its disk operation."""
         return self.effect.operation
 
 
@@ -121,31 +121,31 @@ class Supervisor:
     files: Files
     ledger: Ledger
     account: Account | None = None
-    """What is not synced, where a power cut may take it."""
+    """The account of unsynced data, if a power cut may need it."""
     undo: str | None = None
-    """The directory of an account that is kept while the control file says so."""
+    """The directory of an account that is kept only while the control file says so."""
     descriptors: Descriptors | None = None
-    """Where the filter is selective."""
+    """Set if the filter is selective."""
     attachment: Attachment | None = None
-    """Where calls are reported since a fault began."""
+    """Set if calls are reported only since a fault began."""
     has_foreign_account: bool = False
-    """Another program of the host keeps the account of these files: it is not whole once this one changes any."""
+    """Another program of the host keeps the account of these files, which is incomplete once this one changes any."""
     waiting: dict[int, Pending] = field(default_factory=dict)
-    """thread -> its call that waits for an answer"""
+    """thread -> its call that is waiting for an answer"""
     _has_looked: bool = False
-    """A call about a file under the root, or about one that may not be looked at, has been counted."""
+    """A call about a file under the root, or about one that may not be inspected, has been counted."""
     _syncs: Syncs | None = None
     _openings: Openings = field(init=False)
     _passing: Passing | None = None
-    """None where it cannot be had."""
+    """None if not supported here."""
     _watched: list[Listener] = field(default_factory=list)
     """The listeners that `_passing` waits for, as of `_changes`."""
     _changes: int = -1
     _wakes: bool = False
-    """A timer ends every wait soon."""
+    """A periodic timer ends every wait."""
 
     def serve(self) -> None:
-        """Until nobody can make a reported call any more."""
+        """Answer calls until no process can make a reported call any more."""
         self._openings = Openings(self.listeners)
         if self.attachment is not None:
             with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class Supervisor:
                     self._synced(pending, begun, status, error_number)
 
     def _pass(self) -> bool:
-        """Wait while calls concern nobody, and let them go on. False where that is not so now."""
+        """Wait for calls and let them go on in machine code, while none needs inspection. False if some may."""
         if self._passing is None or not self._concerns_nobody():
             return False
         if self.attachment is not None and self.attachment.is_in_force:
@@ -196,7 +196,7 @@ class Supervisor:
         return True
 
     def _follow(self) -> None:
-        """Do what new settings ask for, before a call is answered by them, and say that it is done."""
+        """Apply new settings before a call is answered under them, and report that they are in force."""
         attachment = self.attachment
         if attachment is None:
             return
@@ -237,7 +237,7 @@ class Supervisor:
                 self.account.close()
                 self.account = None
         except OSError:
-            self._give_up()  # another program keeps it, or it cannot be written
+            self._give_up()  # another program keeps the account, or it cannot be written
 
     def _timeout_s(self) -> float | None:
         if not self.waiting:
@@ -246,8 +246,8 @@ class Supervisor:
         return min(max(0, each.due_ns - now_ns) / 1e9 if each.due_ns else _POLL_S for each in self.waiting.values())
 
     def _concerns_nobody(self) -> bool:
-        """Whether calls go on unlooked at, since no fault is in force and no account is kept: what is not asked of a
-        call is what makes it cheap. Not before one has been looked at: by that it is known that the supervisor may."""
+        """Whether calls can go on without inspection, because no fault is in force and no account is kept; that makes
+        them cheap. At least one call is inspected first, to learn whether the supervisor is allowed to inspect."""
         return not (
             self.waiting
             or self.account is not None
@@ -264,12 +264,12 @@ class Supervisor:
                 listener.let_go_on(listener.identity(report))
             return
         call = listener.call(report)
-        if call.name in DUPLICATING:  # which asks nothing of a disk
+        if call.name in DUPLICATING:  # not a disk operation
             self._let_go_on(listener, call)
             return
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
-            # A signal took the thread out of its call, and the kernel makes the call again.
+            # A signal interrupted the thread's call, and the kernel has restarted the call.
             self.ledger.answered(earlier.call.id)
             earlier.call = call
             self._decide(earlier)
@@ -290,7 +290,7 @@ class Supervisor:
         self._decide(Pending(listener, call, effect))
 
     def _let_go_on(self, listener: Listener, call: Call) -> None:
-        """Have a call be made, by the kernel, or here where a file is to get a number."""
+        """Have the kernel execute a call, or answer it here if a file has to get a number."""
         if self.descriptors is None or not self.descriptors.concerns(call):
             listener.let_go_on(call.id)
         elif not self.ledger.hold(call.id):
@@ -299,7 +299,7 @@ class Supervisor:
             self.ledger.answered(call.id)
 
     def _decide(self, pending: Pending) -> None:
-        """Answer a call, or have it wait."""
+        """Answer a call, or make it wait."""
         settings, operation = self.control.settings(), pending.operation
         if _is_stalled(pending, settings):
             self._wait(pending, HELD)
@@ -335,7 +335,7 @@ class Supervisor:
         pending.listener.finish(pending.call.id, error_number)
 
     def _go_on(self, pending: Pending) -> None:
-        """Let the call be made, and keep the account of it."""
+        """Let the call go on, and record it in the account."""
         effect = pending.effect
         if self.account is None or self._syncs is None:
             if self.has_foreign_account and effect.action:
@@ -352,13 +352,13 @@ class Supervisor:
                 if _record(self.account, effect):
                     self.control.count_recorded()
             except (AccountError, OSError) as error:
-                # A path that is not there makes the call fail by itself.
+                # With a path that does not exist, the call itself will fail.
                 if not isinstance(error, FileNotFoundError | NotADirectoryError):
                     self._give_up()
             self._let_go_on(pending.listener, pending.call)
 
     def _give_up(self) -> None:
-        """The account is not whole any more: no power cut can be vouched for."""
+        """Mark the account as incomplete: the losses of a power cut can no longer be determined."""
         self.control.add_to_counter(UNDO_OVERFLOW)
         self.account = None
 
@@ -375,7 +375,7 @@ class Supervisor:
         pending.listener.finish(pending.call.id, error_number)
 
     def _look_again(self) -> None:
-        """Decide anew about calls that have waited long enough, or whose fault is over."""
+        """Decide again about waiting calls whose delay or fault is over."""
         if not self.waiting:
             return
         settings = self.control.settings()
@@ -388,14 +388,14 @@ class Supervisor:
 
 @dataclass(slots=True)
 class Attachment:
-    """How a supervisor came to a running program, and how far it has followed the control file."""
+    """State of a supervisor that attached to a running program, and the settings that it has applied last."""
 
     tree: ProcessTree
     found: Attached
     reached: int
     generation: int = -1
     is_in_force: bool = False
-    """A fault or an account, by the settings that were followed last."""
+    """The settings applied last have a fault or an account."""
     keeps_account: bool = False
     looked_at_s: float = 0.0
 
@@ -408,12 +408,12 @@ class Openings:
         self._wake = listeners.add_wake()
 
     def done(self, identity: int) -> None:
-        """In that thread: a call has been answered."""
+        """Called in that thread when a call has been answered."""
         self._done.put(identity)
         self._wake()
 
     def finished(self) -> list[int]:
-        """Those that have been answered since."""
+        """Calls that have been answered since the last time."""
         found = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -421,10 +421,10 @@ class Openings:
 
 
 class Syncs:
-    """Syncs that are done in a program's place, each in a thread, so that none holds up the others' calls."""
+    """Syncs performed on a program's behalf, in threads, so that none holds up the others' calls."""
 
     _WORKERS = 8
-    """Syncs at a time; more wait. One disk hardly does more at once."""
+    """Concurrent syncs; more have to wait. A single disk hardly does more at once."""
 
     def __init__(self, listeners: Listeners) -> None:
         self._asked: queue.SimpleQueue[tuple[Pending, int]] = queue.SimpleQueue()
@@ -434,11 +434,11 @@ class Syncs:
             threading.Thread(target=self._work, daemon=True).start()
 
     def begin(self, pending: Pending, begun: int) -> None:
-        """Sync the file of a call; `begun` comes back with the result."""
+        """Sync the file of a call; `begun` is returned with the result."""
         self._asked.put((pending, begun))
 
     def finished(self) -> list[tuple[Pending, int, os.stat_result | None, int]]:
-        """Syncs that have ended since: the call, `begun`, the file's status, and an errno or 0."""
+        """Syncs that have ended since the last time: the call, `begun`, the file's status, and an errno or 0."""
         found = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -465,10 +465,10 @@ _SYNCS: Mapping[str, Callable[[int], None]] = {
     "syncfs": _sync_file_system,
     "sync": lambda _: os.sync(),
 }
-"""Calls after which something is durable -> what is done in their place."""
+"""Call that makes something durable -> what the supervisor does instead."""
 
 _OF_EVERYTHING = ("syncfs", "sync")
-"""Those after which all is that is under the root."""
+"""Calls that make everything under the root durable."""
 
 
 def _sync(path: str, call: str) -> tuple[os.stat_result | None, int]:
@@ -487,7 +487,7 @@ def _sync(path: str, call: str) -> tuple[os.stat_result | None, int]:
 
 
 def _record(account: Account, effect: Effect) -> bool:
-    """Keep what a call is about to change; False when there is nothing to keep. Raises AccountError, OSError."""
+    """Record what a call is about to change; False when there is nothing to record. Raises AccountError, OSError."""
     if effect.action == CHANGE and effect.is_durable:
         return account.writing_through(effect.path, effect.offset, effect.length)
     if effect.action == CHANGE:
@@ -516,11 +516,11 @@ def _is_delayed(call: Pending, settings: Settings) -> bool:
 
 
 def guard(channel: socket.socket, ledger: Ledger, runs: Callable[[], bool], on_loss: Callable[[], None]) -> None:
-    """Hold the listeners of a program; once the supervisor has ended, let every call go on until nobody can make one
-    any more. `on_loss` is called when there still is somebody who can, or who could (the program `runs`).
+    """Hold the listeners of a program; once the supervisor has ended, let every call go on until no process can make
+    one any more. `on_loss` is called if some process still can make calls, or may be able to (the program `runs`).
 
-    What comes by `channel` are listeners, each with the number of the process that it is of, and before it that number
-    alone: a listener of which only the number came is still in that process.
+    `channel` delivers listeners. A message with the pid alone announces the listener of that process, a second one
+    carries it; if the second is missing, the listener is still in that process.
     """
     listeners, unfinished = Listeners(), set[int]()
     while True:

@@ -1,9 +1,9 @@
-"""A running program that stands still by ptrace and makes system calls in our stead, and which processes it has.
+"""Stops a running program by ptrace and makes system calls in it; also finds the processes of a program.
 
-Nothing of the program's memory is changed for a call, only the registers of one of its threads, and those are put
-back right after it. If this process is killed by SIGKILL within those some 100 us, the thread goes on behind our call
-and not where it was, which may end the program; at any other moment the program goes on as if nothing had been. No
-thread is ever left stopped, since the kernel lets go of what a tracer held that has ended.
+A call changes nothing in the program's memory, only the registers of one of its threads, which are restored right after
+it. If this process is killed by SIGKILL within those 100 us or so, the thread continues after our call instead of where
+it was, which may end the program; at any other moment the program continues unaffected. No thread is ever left stopped,
+since the kernel releases the threads of a tracer that has ended.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .marks import HELPERS, mark_of, marked
 __all__ = ["ProcessTree", "Stopped", "TracingError", "read_memory", "write_memory"]
 
 _MAX_STOPS = 100
-"""Signals that may come to a thread before one system call of ours is done in it."""
+"""Limit on signals that may reach a thread before our system call in it is done."""
 _STOP_POLL_S = 0.0002
 
 _PTRACE_CONT, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH, _PTRACE_SYSCALL = 7, 12, 13, 17, 24
 _PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4206, 0x4207
 _TRACE_CALLS, _CALL_STOP = 1, 0x80
-"""PTRACE_O_TRACESYSGOOD, and the bit by which its stops differ from a signal's. No single step: a thread whose tracer
-is killed would be left in it, and die of the next instruction."""
+"""PTRACE_O_TRACESYSGOOD, and the bit that marks its stops as different from a signal's. Single steps are not used: a
+thread whose tracer is killed would stay in single-step mode and die at the next instruction."""
 _WALL = 0x40000000
 _R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = 7, 8, 9, 10, 12, 13, 14, 15, 16
 _ARGUMENTS = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
@@ -40,26 +40,26 @@ class TracingError(RuntimeError):
 
 
 def read_memory(pid: int, address: int, length: int) -> bytes:
-    """What a process has there. Raises OSError."""
+    """Read a process's memory. Raises OSError."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
         return memory.read(length)
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:
-    """Change what a process has there, whatever it may do there itself. Raises OSError."""
+    """Write to a process's memory, even where the process itself may not write. Raises OSError."""
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         memory.seek(address)
         memory.write(data)
 
 
 class Stopped:
-    """A process all of whose threads stand still, by ptrace, while the context lasts; x86-64."""
+    """A process whose threads are all stopped by ptrace while the context lasts; x86-64."""
 
     def __init__(self, pid: int, *, timeout_s: float | None = None) -> None:
-        """`timeout_s`: how long a thread may take to stop; one that waits for a disk in the kernel does not before its
-        wait is over. None waits for it. Only a process that ends after a TracingError may give it, since a thread
-        that has not stopped cannot be let go of."""
+        """`timeout_s`: how long a thread may take to stop (None: no limit); a thread that waits for a disk in the
+        kernel stops only after that. Only a process that exits after a TracingError may set it, since a thread that
+        has not stopped cannot be detached from."""
         self._pid = pid
         self._timeout_s = timeout_s
         self._threads: list[int] = []
@@ -104,7 +104,7 @@ class Stopped:
             if waited and (status >> 16 or not os.WIFSTOPPED(status)):
                 return
             if waited:
-                # A signal was about to be delivered: it is, and the thread stops right after.
+                # A signal was about to be delivered: deliver it, and the thread stops right after.
                 self._trace(_PTRACE_CONT, thread, os.WSTOPSIG(status))
             elif deadline_s is not None and time.monotonic() > deadline_s:
                 raise TracingError(f"thread {thread} of the program does not stop")
@@ -112,7 +112,7 @@ class Stopped:
                 time.sleep(_STOP_POLL_S)
 
     def positions(self) -> list[int]:
-        """The address at which each thread stands."""
+        """The instruction pointer of each thread."""
         found = []
         for thread in self._threads:
             registers = (ctypes.c_uint64 * _REGISTERS)()
@@ -122,14 +122,14 @@ class Stopped:
         return found
 
     def call(self, instruction: int, number: int, *arguments: int) -> int:
-        """Have the program's first thread make a system call by the instruction at an address, and go on as if it had
-        not. Returns the call's result. Raises OSError, TracingError."""
+        """Make the program's first thread execute a system call with the instruction at an address, and restore the
+        thread. Returns the call's result. Raises OSError, TracingError."""
         thread = self._threads[0]
         saved, changed = (ctypes.c_uint64 * _REGISTERS)(), (ctypes.c_uint64 * _REGISTERS)()
         self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(saved))
         ctypes.memmove(changed, saved, ctypes.sizeof(saved))
         changed[_RAX], changed[_RIP] = number, instruction
-        changed[_ORIG_RAX] = 2**64 - 1  # else the kernel would begin the call anew from which the thread was taken
+        changed[_ORIG_RAX] = 2**64 - 1  # otherwise the kernel would restart the interrupted call
         for register, value in zip(_ARGUMENTS, arguments, strict=False):
             changed[register] = value
         self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(changed))
@@ -139,7 +139,7 @@ class Stopped:
                 self._until_call(thread, signals)
             self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(changed))
         finally:
-            # Then on to the stop at which the kernel began: only from there does it go on with an interrupted call.
+            # Then run to the kind of stop we started from: only from there does the kernel resume an interrupted call.
             self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(saved))
             self._trace(_PTRACE_INTERRUPT, thread)
             self._trace(_PTRACE_CONT, thread)
@@ -149,14 +149,14 @@ class Stopped:
         return ctypes.c_int64(changed[_RAX]).value
 
     def _until_call(self, thread: int, signals: list[int]) -> None:
-        """Let a thread go on until it enters or leaves a system call; notes the signals that came in its place."""
+        """Run a thread until it enters or leaves a system call; append signals that arrive meanwhile to `signals`."""
         for _ in range(_MAX_STOPS):
             self._trace(_PTRACE_SYSCALL, thread)
             _, status = os.waitpid(thread, _WALL)
             if not os.WIFSTOPPED(status):
                 raise ProcessLookupError(errno.ESRCH, "the program has ended")
             if status >> 16:
-                continue  # stopped anew, for a reason of ptrace's own
+                continue  # another stop, caused by ptrace itself
             if os.WSTOPSIG(status) == signal.SIGTRAP | _CALL_STOP:
                 return
             signals.append(os.WSTOPSIG(status))
@@ -169,31 +169,31 @@ class Stopped:
 
 
 class ProcessTree:
-    """The processes of a program: its first one and all that it has started. Those that were given away are among them
-    once they have been seen, or after `look_everywhere`."""
+    """The processes of a program: its first one and all that it has started. Detached processes are included once they
+    have been seen, or after `look_everywhere`."""
 
     def __init__(self, program: int) -> None:
-        """`program` is the number of its first process, which may be about to execute it. Raises ProcessLookupError."""
+        """`program` is the pid of its first process, which may not have executed it yet. Raises ProcessLookupError."""
         self.processes = {program: _start_of(program)}
         """process -> its start time"""
         self._program = program
         self._mark = mark_of(program)
 
     def runs(self) -> bool:
-        """Whether any of them does still."""
+        """Whether any of the processes still runs."""
         self.look()
         return bool(self.processes)
 
     def look_everywhere(self) -> None:
-        """Find those as well that were given away before anybody had seen them, by their mark: that takes a look at
-        every process of the host."""
+        """Also find, by their mark, processes that were detached before they were seen; this inspects every process of
+        the host."""
         for pid in marked(self._mark) if self._mark is not None else ():
             with contextlib.suppress(OSError):
                 self.processes.setdefault(pid, _start_of(pid))
         self.look()
 
     def look(self) -> list[int]:
-        """Find new processes, and forget those that have ended, which are returned."""
+        """Find new processes, and drop and return those that have ended."""
         ended = []
         open_ends = list(self.processes)
         while open_ends:
@@ -222,8 +222,8 @@ def _children_of(pid: int, thread: str) -> list[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    """Whether a process is one of the launcher's own, which are the program's children for a moment: who watches one
-    of them waits for what waits for itself. Raises ProcessLookupError when it is gone."""
+    """Whether a process is one of the launcher's own, which are briefly children of the program; a helper that watched
+    one of these would wait for itself. Raises ProcessLookupError when it is gone."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read().startswith(HELPERS)
@@ -232,8 +232,8 @@ def _is_helper(pid: int) -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """The start time of a process, which tells it from a later one of the same number. Raises ProcessLookupError when
-    it is gone or a zombie."""
+    """The start time of a process, which distinguishes it from a later one with the same pid. Raises ProcessLookupError
+    when it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

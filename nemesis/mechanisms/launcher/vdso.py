@@ -1,19 +1,20 @@
-"""The wall clock of a running program, moved in its own copy of the vDSO (`man 7 vdso`).
+"""Skews the wall clock of a running program by patching its copy of the vDSO (`man 7 vdso`).
 
-A program reads the clock by code that the kernel maps into it, not by a system call, so nothing outside sees it read.
-But that code is the program's own copy: written to through /proc/PID/mem, it differs from then on in this process only.
-`clock_gettime`, `gettimeofday` and `time` are given a jump to a few instructions behind the image's end, in the rest
-of its last page. Those make the real system call and add a number of nanoseconds that lies beside them, to
-the wall clocks only (CLOCK_REALTIME, its coarse twin, CLOCK_TAI). So a jump of the clock is one write of eight bytes.
-Beside that number the readings of wall clocks are counted. For this the program itself must be able to write there: it
-is made to ask the kernel for that (mprotect) while it stands still. Where that is refused nothing is counted.
+A program reads the clock through code that the kernel maps into it, not by a system call, so that nothing outside sees
+the read. But that code becomes a private copy once it is written to through /proc/PID/mem, and then differs in this
+process only. `clock_gettime`, `gettimeofday` and `time` get a jump to a few instructions after the image's end, in the
+rest of its last page. These make the real system call and add an offset in nanoseconds stored beside them, for wall
+clocks only (CLOCK_REALTIME, its coarse variant, CLOCK_TAI). So a jump of the clock is one write of eight bytes.
+Reads of wall clocks are counted beside the offset. For this the program itself must be able to write there: it is made
+to call mprotect while it is stopped. If the kernel refuses that, nothing is counted.
 
-This reaches static programs and Go as well as those with a C library; not programs that make the raw system call.
+This reaches static and Go programs as well as those that use a C library, but not programs that make the raw system
+call.
 
-Nothing is patched before a fault asks for it, and what was there comes back when none does: the real system call costs
-several times what the kernel's code does, and some programs read the clock at every turn. A child inherits its parent's
-patched copy; a program that is executed has a new one. So the driver looks at all processes of the program every few
-milliseconds while a fault is in force.
+Nothing is patched before a clock fault is in force, and the original code is restored afterwards: the real system call
+costs several times as much as the vDSO's code, and some programs read the clock all the time. A child inherits its
+parent's patched copy; an executed program gets a new one. So while a fault is in force, the driver checks all processes
+of the program every few milliseconds.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ _STUB = bytes.fromhex(
 """
 
 _ENTRIES = {"__vdso_clock_gettime": 0x10, "__vdso_gettimeofday": 0x58, "__vdso_time": 0x95}
-"""Function of the image -> where its replacement begins in the stub."""
+"""Function of the image -> offset of its replacement in the stub."""
 
 _COUNT, _CODE, _SYSCALL, _COUNTING = 0x08, 0x10, 0x15, 0x2A
-"""Where the stub has its count, where its code begins, makes a system call, and counts."""
+"""Offsets in the stub: the count, the begin of the code, a system call instruction, the counting instruction."""
 _NO_COUNTING = bytes.fromhex("0f1f840000000000")
-"""An instruction as long as the one that counts, which does nothing: where the program may not write to the page."""
+"""A no-op as long as the counting instruction, for programs that may not write to the page."""
 
 _MPROTECT = 10
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
@@ -69,23 +70,23 @@ _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
 _JUMP_BYTES = 5
 
 _WATCH_S = 0.005
-"""How often processes are looked at while a clock fault is in force: a program that is executed meanwhile reads the
-true time for that long, and a drift moves in steps of this."""
+"""How often processes are checked while a clock fault is in force: a newly executed program reads the true time for up
+to that long, and a drift is updated at this interval."""
 _IDLE_S = 0.05
-"""How often the control file is looked at while no clock fault is."""
+"""How often the control file is read while no clock fault is in force."""
 _SETTLE_ATTEMPTS = 50
-"""How often a process is let go on because one of its threads stands in the bytes that are to change."""
+"""How often a process may be continued and stopped again because a thread is within the bytes to be changed."""
 
 _AT_SYSINFO_EHDR = 33
 
 
 class ClockError(RuntimeError):
-    """The clock of a program cannot be moved by its vDSO; the message says why."""
+    """The clock of a program cannot be skewed through its vDSO; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Where a process has its vDSO: its first byte and length, the functions' entries, and room for the stub."""
+    """The location of a process's vDSO: its address and length, the functions' entries, and room for the stub."""
 
     base: int
     length: int
@@ -95,7 +96,7 @@ class Image:
 
 
 def base_of(pid: int) -> int:
-    """Where the vDSO of a process begins. Raises ClockError, OSError."""
+    """The address of a process's vDSO. Raises ClockError, OSError."""
     with open(f"/proc/{pid}/auxv", "rb") as file:
         vector = file.read()
     for kind, value in struct.iter_unpack("=2Q", vector[: len(vector) // 16 * 16]):
@@ -105,7 +106,7 @@ def base_of(pid: int) -> int:
 
 
 def extent_of(pid: int, base: int) -> int:
-    """How many bytes the vDSO has that begins there. Raises ClockError, OSError."""
+    """The length in bytes of the vDSO at `base`. Raises ClockError, OSError."""
     with open(f"/proc/{pid}/maps", encoding="ascii", errors="replace") as maps:
         for line in maps:
             begin, _, end = line.split()[0].partition("-")
@@ -115,8 +116,8 @@ def extent_of(pid: int, base: int) -> int:
 
 
 def locate(pid: int) -> Image:
-    """The vDSO of a process. Raises ClockError where it is not as expected, OSError where the process may not be looked
-    into or is gone."""
+    """The vDSO of a process. Raises ClockError if it is not as expected, OSError if the process may not be inspected or
+    is gone."""
     base = base_of(pid)
     image = read_memory(pid, base, extent_of(pid, base))
     if image[:5] != b"\x7fELF\x02":
@@ -164,7 +165,7 @@ def _code(*, is_counted: bool) -> bytes:
 
 
 def _count_of(pid: int, image: Image) -> int | None:
-    """How often a patched process has read a wall clock since; None where it does not count. Raises OSError."""
+    """How often a patched process has read a wall clock since; None if it does not count. Raises OSError."""
     if read_memory(pid, image.stub + _COUNTING, len(_NO_COUNTING)) == _NO_COUNTING:
         return None
     return int(struct.unpack("=Q", read_memory(pid, image.stub + _COUNT, 8))[0])
@@ -175,14 +176,14 @@ def _jump(entry: int, to: int) -> bytes:
 
 
 def read_offset_ns(pid: int, image: Image | None = None) -> int | None:
-    """By how much the process's clock functions are moved, from its own memory; None where they are the kernel's own.
-    `image` is its vDSO, where that was located. Raises ClockError, OSError."""
+    """The offset of the process's clock functions, read from its memory; None if they are not patched. `image` is its
+    vDSO if it has been located already. Raises ClockError, OSError."""
     image = image or locate(pid)
     return struct.unpack("=q", read_memory(pid, image.stub, 8))[0] if _is_patched(pid, image) else None
 
 
 def patch(pid: int, image: Image) -> None:
-    """Give the clock functions of a process their jumps, with an offset of nothing. Raises ClockError, TracingError,
+    """Redirect the clock functions of a process to the stub, with an offset of zero. Raises ClockError, TracingError,
     OSError."""
     for _ in range(_SETTLE_ATTEMPTS):
         with Stopped(pid) as stopped:
@@ -198,22 +199,21 @@ def patch(pid: int, image: Image) -> None:
 
 
 def restore(pid: int, image: Image) -> None:
-    """Give the clock functions of a process back what the kernel had there; a thread that is in the replacement goes
-    on in it, with an offset of nothing. This process has the same image, and nobody has patched it. Raises ClockError,
-    OSError."""
+    """Restore the original clock functions of a process, from this process, which has the same image unpatched. A
+    thread that is inside a replacement continues there, with an offset of zero. Raises ClockError, OSError."""
     own_base = base_of(os.getpid())
     write_memory(pid, image.stub, struct.pack("=q", 0))
     with Stopped(pid) as stopped:
         for entry in image.entries:
             write_memory(pid, entry, read_memory(os.getpid(), own_base + entry - image.base, _JUMP_BYTES))
-        # A thread may still be in the replacement, and count.
+        # A thread may still be in a replacement, and would count.
         write_memory(pid, image.stub + _COUNTING, _NO_COUNTING)
         _make_writable(stopped, image, is_writable=False)
 
 
 def _make_writable(stopped: Stopped, image: Image, *, is_writable: bool) -> bool:
-    """Let the program write to its vDSO, or not; the kernel suffers no other rights for a part of it. False where it
-    refuses. Raises OSError, ClockError."""
+    """Let the program write to its vDSO, or not. This covers the whole vDSO, because the kernel allows no other rights
+    for a part of it. False if the kernel refuses. Raises OSError, ClockError."""
     rights = _PROT_READ | _PROT_EXEC | (_PROT_WRITE if is_writable else 0)
     return stopped.call(image.stub + _SYSCALL, _MPROTECT, image.base, image.length, rights) == 0
 
@@ -222,19 +222,19 @@ class ClockDriver:
     """Keeps the clocks of one program and its children as the control file says, until all of them have ended."""
 
     def __init__(self, control: Control, program: int) -> None:
-        """`program` is the number of its first process, which may be about to execute it. Raises ClockError."""
+        """`program` is the pid of its first process, which may not have executed it yet. Raises ClockError."""
         if platform.machine() != "x86_64":
             raise ClockError(f"clocks are moved by the vDSO on x86-64 only, not on {platform.machine()}")
         self._control = control
         self._tree = ProcessTree(program)
         self._images: dict[int, Image] = {}
         self._counted: dict[int, int] = {}
-        """process -> readings of its clock that the control file has"""
+        """process -> reads of its clock already added to the control file"""
         self._is_used = False
         self._generation = -1
 
     def serve(self) -> None:
-        """Until the last process has ended."""
+        """Drive the clocks until the last process has ended."""
         while True:
             for pid in self._tree.look():
                 self._images.pop(pid, None)
@@ -286,7 +286,7 @@ class ClockDriver:
         write_memory(pid, image.stub, struct.pack("=q", offset_ns))
 
     def _count(self, pid: int, image: Image) -> None:
-        """Bring the readings of a process to the control file. A child begins with its parent's count."""
+        """Add the reads of a process's clock to the control file. A child starts with its parent's count."""
         count = _count_of(pid, image)
         if count is None:
             self._control.cannot_count_clock()
@@ -296,7 +296,7 @@ class ClockDriver:
 
 
 def _slot_offset_ns(slot: tuple[int, ...], now_ns: int) -> int:
-    """What a skew adds to the wall clock at a true time, as shim/clock.c has it."""
+    """The offset that a skew adds to the wall clock at a true time, as in shim/clock.c."""
     offset_ns, rate_ppb, since_ns, strobe_ns, period_ns, _, step_ns = slot
     gained_ns = (now_ns - since_ns) * abs(rate_ppb) // 1_000_000_000
     if step_ns > 0:

@@ -1,7 +1,7 @@
-/* System calls that a program makes by their numbers: syscall(SYS_fsync, fd).
+/* System calls that a program makes by number: syscall(SYS_fsync, fd).
  *
- * What there is a function for here goes to it, so that a program may mix names and numbers: an account that saw its
- * writes and not its syncs would take what it may rely on. Instructions of a program's own are not seen.
+ * Calls for which the shim has a function are passed to it, so that a program may mix names and numbers: an account
+ * that saw its writes but not its syncs would undo durable data. A program's own system call instructions are not seen.
  */
 #define _GNU_SOURCE
 #include "clock.h"
@@ -35,7 +35,7 @@ struct arguments {
     long a, b, c, d, e, f;
 };
 
-/* All that a call can have: those that it has not are whatever lies there, as in the C library. */
+/* The maximum number of arguments; those that a call does not have are undefined values, as in the C library. */
 #define ARGUMENTS(number)                                                     \
     struct arguments given;                                                   \
     va_list rest;                                                             \
@@ -50,14 +50,14 @@ struct arguments {
 
 static long (*real_syscall)(long, ...);
 
-/* At once: older C libraries allocate memory for a name that is looked up, and who makes a call may be the allocator,
- * which waits for itself then. One that calls before this gets the call itself. */
+/* Looked up early: older C libraries allocate memory for a symbol lookup, and if the caller is the allocator, it would
+ * deadlock with itself. Calls before this go to the kernel directly. */
 __attribute__((constructor(101))) static void calls_open(void)
 {
     real_syscall = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
 }
 
-/* The instruction; on other processors than the two that this is built for in advance, the C library's function. */
+/* The system call instruction; on processors for which the shim is not prebuilt, the C library's function. */
 static long made(long number, const struct arguments *given)
 {
 #if defined __x86_64__
@@ -106,7 +106,7 @@ long bare(long number, ...)
         *result = name(__VA_ARGS__);                                          \
         return 1
 
-/* Calls that have another number, or none, on newer processors. */
+/* Older calls that newer architectures do not have. */
 static int by_older_name(long number, const struct arguments *given, long *result)
 {
     switch (number) {
@@ -188,7 +188,7 @@ static int by_descriptor(long number, const struct arguments *given, long *resul
     return 0;
 }
 
-/* The clock, and waits until a time. Of futexes those that wait as Rust's library and those of C++ do. */
+/* Clock reads, and waits until a deadline. For futexes, only the operation that Rust and C++ libraries wait with. */
 static int by_clock(long number, const struct arguments *given, long *result)
 {
     struct arguments moved = *given;

@@ -1,8 +1,7 @@
-/* Clocks that are wrong: clock_gettime, gettimeofday, time and timespec_get as a program sees them.
+/* Skewed clocks: clock_gettime, gettimeofday, time and timespec_get as a program sees them.
  *
- * Only what a program asks the library for is moved. Timestamps of files and packets are the kernel's and stay true;
- * so do sleeps and timeouts, which are durations. What a program waits for until a time of its own clock is translated
- * (waits.c).
+ * Only times that a program gets from the library are skewed. Timestamps of files and packets are the kernel's and stay
+ * true; so do sleeps and timeouts, which are durations. Deadlines by the skewed clock are translated (waits.c).
  */
 #define _GNU_SOURCE
 #include "clock.h"
@@ -15,13 +14,13 @@
 #include <unistd.h>
 
 #define SECOND_NS 1000000000ll
-#define FOREVER_S 5000000000ll  /* what is later than that, in the year 2128, is not meant to come */
+#define FOREVER_S 5000000000ll  /* deadlines after the year 2128 mean "never" */
 
 typedef int (*gettime_fn)(clockid_t, struct timespec *);
 
 static gettime_fn real_gettime;
 
-/* At once, as in calls.c: allocators ask for the time. */
+/* Looked up early, as in calls.c: allocators read the clock. */
 __attribute__((constructor(101))) static void clock_open(void)
 {
     real_gettime = (gettime_fn)dlsym(RTLD_NEXT, "clock_gettime");
@@ -42,8 +41,8 @@ static int is_monotonic(clockid_t id)
     return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_RAW || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME;
 }
 
-/* By how much a clock is ahead of CLOCK_MONOTONIC, by which the harness says since when one is wrong: CLOCK_BOOTTIME
- * has counted while the machine slept, and CLOCK_MONOTONIC_RAW is not slewed. Looked at once: neither must go back. */
+/* By how much a clock is ahead of CLOCK_MONOTONIC, the clock of `since_ns` in skews of monotonic clocks: CLOCK_BOOTTIME
+ * includes suspended time, and CLOCK_MONOTONIC_RAW is not slewed. Read only once, because neither must go back. */
 static int64_t ahead_ns(clockid_t id)
 {
     static int64_t known[2];  /* 0: not yet */
@@ -83,7 +82,7 @@ static int64_t skew_ns(int64_t now_ns, int want_monotonic)
     return control_read(&settings) ? skew_of(&settings, now_ns, want_monotonic) : 0;
 }
 
-/* When the clock shows `deadline_ns`, as it goes from the true time `from_ns` on; not before that. */
+/* The true time at which the clock shows `deadline_ns`, at its rate from the true time `from_ns` on; at least that. */
 static int64_t shows_at(const struct settings *settings, int64_t from_ns, int64_t deadline_ns, int want_monotonic)
 {
     int64_t left_ns = deadline_ns - (from_ns + skew_of(settings, from_ns, want_monotonic)), rate_ppb = SECOND_NS;
@@ -115,7 +114,7 @@ const struct timespec *clock_true_deadline(clockid_t id, const struct timespec *
         if (!!slot->is_monotonic != want_monotonic)
             continue;
         is_used |= slot->offset_ns || slot->rate_ppb || slot->period_ns > 0;
-        if (slot->period_ns > 0) {  /* the clock jumps before long, and is there sooner perhaps */
+        if (slot->period_ns > 0) {  /* the clock will jump, and may reach the deadline earlier */
             int64_t half_ns = slot->period_ns / 2 + 1;
             int64_t jump_ns = now_ns + half_ns - (now_ns - slot->since_ns) % half_ns;
             int64_t then_ns = shows_at(&settings, jump_ns, deadline_ns, want_monotonic);
@@ -155,7 +154,7 @@ int clock_gettime(clockid_t id, struct timespec *out)
 int gettimeofday(struct timeval *restrict out, void *restrict zone)
 {
     struct timespec now;
-    struct timeval *volatile wanted = out;  /* the C library's header says that it is there; some want the zone alone */
+    struct timeval *volatile wanted = out;  /* declared non-null, but some callers only want the zone */
     int result = zone ? (int)bare(SYS_gettimeofday, NULL, zone) : 0;
     if (result == 0 && wanted && (result = clock_gettime(CLOCK_REALTIME, &now)) == 0) {
         out->tv_sec = now.tv_sec;

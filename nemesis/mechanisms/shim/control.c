@@ -1,4 +1,4 @@
-/* Finding and reading the control file. Uses bare system calls, since the library's are those that we replace. */
+/* Finding and reading the control file. Uses bare system calls, because we replace the library's functions. */
 #define _GNU_SOURCE
 #include "control.h"
 
@@ -15,7 +15,7 @@ static char root[PATH_MAX];
 static struct program *program;
 static uint64_t program_id;
 
-/* The harness gives a slot to one living program at a time, whose first process comes here before it starts others. */
+/* The harness assigns a slot to one running program at a time; its first process gets here before it starts others. */
 static void claim_program(void *mapped)
 {
     const char *given = getenv("SPLITBRAIN_FAULTS_PROGRAM");

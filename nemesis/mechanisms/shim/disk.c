@@ -1,8 +1,8 @@
 /* Disks that are slow, stuck, full or broken: the library's file calls as a program sees them.
  *
- * A fault is felt by calls on files under the root (see control.h) and by nothing else. A call that has to wait
- * sleeps in here, in the thread that made it, and can be killed; one that fails has changed nothing. Programs that
- * make their system calls without the library are not reached: a proof looks whether the program maps this shim.
+ * A fault affects calls on files under the root (see control.h) and nothing else. A call that has to wait sleeps here,
+ * in the thread that made it, and can be killed; a call that fails has changed nothing. Programs that make system calls
+ * without the library are not reached, so proofs check whether a program has mapped this shim.
  */
 #define _GNU_SOURCE
 #include "control.h"
@@ -143,7 +143,7 @@ static void count_call(enum operation operation)
         COUNT_PROGRAM(reads);
 }
 
-/* What was called first: who sees the sum has what is part of it. */
+/* The count by kind of call comes first: a reader who sees the total also finds its part. */
 static void count_failure(enum operation operation)
 {
     if (operation == SYNC)
@@ -155,13 +155,13 @@ static void count_failure(enum operation operation)
     COUNT_MET(failed);
 }
 
-/* Waits while the disk makes the operation wait. Returns 0, or -1 with errno when it refuses. */
+/* Waits while a fault stalls or delays the operation. Returns 0, or -1 with errno if a fault makes it fail. */
 static int gate(enum operation operation)
 {
     struct settings settings;
     const struct timespec pause = {0, WAIT_NS};
     int was_held = 0, saved = errno;
-    count_call(operation);  /* first: whoever sees it counted may expect that it has met what was in force before */
+    count_call(operation);  /* first: a call that is counted meets every fault that was in force before */
     for (;;) {
         if (!control_has_disk() || !control_read(&settings))
             return 0;
@@ -201,7 +201,7 @@ static int is_watched(void)
     return control_has_disk() || undo_is_on();
 }
 
-/* What a disk itself has answered: an error of its own counts as one that it was made to give. */
+/* Counts an error of the disk itself like an injected one. */
 static void count_refusal(void)
 {
     if (errno == ENOSPC)
@@ -217,8 +217,8 @@ static ssize_t answered(int fd, ssize_t result)
     return result;
 }
 
-/* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. `flags` are those of
- * pwritev2. What `wrote` has to know afterwards goes into `through`. */
+/* Everything that precedes a write of `length` bytes; offset -1 is the descriptor's position. `flags` are those of
+ * pwritev2. `through` receives what `wrote` needs afterwards. */
 static int before_write_with(int fd, off_t offset, uint64_t length, int flags, struct undo_through *through)
 {
     struct stat status;
@@ -229,7 +229,7 @@ static int before_write_with(int fd, off_t offset, uint64_t length, int flags, s
     if (opened_as < 0)
         opened_as = 0;
     if ((flags & RWF_APPEND) || ((opened_as & O_APPEND) && !(flags & RWF_NOAPPEND)))
-        offset = status.st_size;  /* wherever pwrite is to write */
+        offset = status.st_size;  /* whatever the offset of a pwrite */
     else if (offset < 0)
         offset = (off_t)bare(SYS_lseek, fd, 0, SEEK_CUR);
     if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
@@ -246,7 +246,7 @@ static int before_write(int fd, off_t offset, uint64_t length, struct undo_throu
     return before_write_with(fd, offset, length, 0, through);
 }
 
-/* What follows a write by which `result` bytes were written, or that has failed. */
+/* Everything that follows a write with this result. */
 static ssize_t wrote(int fd, const struct undo_through *through, ssize_t result)
 {
     if (result > 0)
@@ -326,7 +326,8 @@ static int before_read(int fd)
     return control_has_disk() && concerns_fd(fd) ? gate(READ) : 0;
 }
 
-/* What was read from `offset` on; -1 is where the descriptor stood before. Counts it when a flipped byte is in it. */
+/* Everything that follows a read from `offset` (-1: the descriptor's previous position) with this result: counts it if
+ * it includes a flipped byte. */
 static ssize_t has_read(int fd, off_t offset, ssize_t result)
 {
     struct settings settings;
@@ -361,8 +362,8 @@ ssize_t pread64(int fd, void *data, size_t length, off64_t offset)
     return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset));
 }
 
-/* What the compiler makes of these calls under _FORTIFY_SOURCE, as distributions build; the C library ends a program
- * that reads more than its buffer holds. */
+/* The compiler replaces the calls with these under _FORTIFY_SOURCE, which distributions build with; the C library
+ * aborts a program that reads more than its buffer holds. */
 ssize_t __read_chk(int fd, void *data, size_t length, size_t size);
 ssize_t __pread_chk(int fd, void *data, size_t length, off_t offset, size_t size);
 ssize_t __pread64_chk(int fd, void *data, size_t length, off64_t offset, size_t size);
@@ -414,8 +415,8 @@ ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t offset
     return preadv2(fd, pieces, count, offset, flags);
 }
 
-/* What precedes a copy of `length` bytes at most from one descriptor to another, either of which may be of a file under
- * the root. Offsets are where the descriptors stand where they are NULL. */
+/* Everything that precedes a copy of at most `length` bytes from one descriptor to another; either may refer to a file
+ * under the root. A NULL offset is the descriptor's position. */
 static int before_copy(int in, const off_t *in_offset, int out, const off_t *out_offset, uint64_t length,
                        struct undo_through *through)
 {
@@ -491,7 +492,7 @@ int fdatasync(int fd)
     return synced(fd, real);
 }
 
-/* Of the file system that the root is on, by whatever descriptor of it: one file system all below the root. */
+/* Any descriptor on the root's file system will do; everything below the root is taken to be on that file system. */
 int syncfs(int fd)
 {
     REAL(syncfs);
@@ -511,7 +512,7 @@ int syncfs(int fd)
     return result;
 }
 
-/* When that is done, and whether it was, the program learns by itself. */
+/* The shim does not learn when an asynchronous sync is done, or whether it succeeded. */
 static int synced_later(int operation, struct aiocb *asked, int (*real)(int, struct aiocb *))
 {
     if (undo_is_on() && concerns_fd(asked->aio_fildes))
@@ -531,7 +532,7 @@ int aio_fsync64(int operation, struct aiocb64 *asked)
     return synced_later(operation, (struct aiocb *)asked, (int (*)(int, struct aiocb *))real);
 }
 
-/* It makes no length and no name durable: not a sync for the account. */
+/* Makes neither lengths nor names durable, so it is not a sync for the account. */
 int sync_file_range(int fd, off64_t offset, off64_t length, unsigned flags)
 {
     REAL(sync_file_range);
@@ -540,7 +541,7 @@ int sync_file_range(int fd, off64_t offset, off64_t length, unsigned flags)
     return (int)answered(fd, real(fd, offset, length, flags));
 }
 
-/* It says nothing of errors: one that a fault makes leaves everything unsynced. */
+/* Reports no errors: if a fault makes it fail, everything stays unsynced. */
 void sync(void)
 {
     int is_ours = control_root() && is_watched(), saved = errno;
@@ -553,7 +554,7 @@ void sync(void)
     errno = saved;
 }
 
-/* Like a sync of the whole file: that is more than a kernel promises of what was written elsewhere in it. */
+/* Counts as a sync of the whole file, although the kernel promises less for data written elsewhere in it. */
 int msync(void *address, size_t length, int flags)
 {
     REAL(msync);
@@ -619,8 +620,8 @@ int truncate64(const char *path, off64_t length)
     return truncate(path, length);
 }
 
-/* A range is taken out of a file or put into it: all that comes behind moves, and the length with it. It is durable as a
- * truncation is, whatever the descriptor asks of writes. */
+/* A range is removed from a file or inserted into it: the rest of the file moves and its length changes. Durable like a
+ * truncation, whatever the descriptor's flags. */
 static int before_shift(int fd, off_t offset, enum operation operation)
 {
     if (!is_watched() || !concerns_fd(fd))
@@ -643,7 +644,7 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
             return -1;
         return (int)answered(fd, real(fd, mode, offset, length));
     }
-    /* A hole needs no space, and what of it is behind the file's end is nothing. */
+    /* A hole needs no space, and its part beyond the end of the file changes nothing. */
     if ((mode & FALLOC_FL_PUNCH_HOLE) && is_watched() && fstat(fd, &status) == 0) {
         from = offset > status.st_size ? status.st_size : offset;
         changed = length > status.st_size - from ? (uint64_t)(status.st_size - from) : (uint64_t)length;
@@ -681,12 +682,12 @@ int posix_fallocate64(int fd, off64_t offset, off64_t length)
     return posix_fallocate(fd, offset, length);
 }
 
-/* What openat2 is asked for (linux/openat2.h, which is newer than some that this is built with). */
+/* The argument of openat2 (linux/openat2.h, which older build systems lack). */
 struct how {
     uint64_t flags, mode, resolve;
 };
 
-/* Opening: what a program opens to write may have to be made, or is cut to nothing. `how` is not NULL in openat2. */
+/* Opens a file, which may create or truncate it. `how` is not NULL for openat2. */
 static int opened_how(int directory_fd, const char *path, int flags, mode_t mode, const struct how *how, size_t size)
 {
     char resolved[PATH_MAX];
@@ -721,7 +722,7 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
 }
 
 #ifdef SYS_openat2
-/* Under another name in here: newer C libraries declare it, with a type that older ones have not. */
+/* Named differently in C: newer C libraries declare openat2 with a type that older ones lack. */
 int open_how(int directory_fd, const char *path, const struct how *how, size_t size) __asm__("openat2");
 
 int open_how(int directory_fd, const char *path, const struct how *how, size_t size)
@@ -765,8 +766,8 @@ int openat64(int directory_fd, const char *path, int flags, ...)
     return opened(directory_fd, path, flags | O_LARGEFILE, mode);
 }
 
-/* The same under _FORTIFY_SOURCE, of what is there already: the C library ends a program that gives no mode for what
- * may have to be made. */
+/* The same under _FORTIFY_SOURCE, without a mode: the C library aborts a program that gives no mode for a file that may
+ * have to be created. */
 int __open_2(const char *path, int flags);
 int __open64_2(const char *path, int flags);
 int __openat_2(int directory_fd, const char *path, int flags);
@@ -811,8 +812,8 @@ int creat64(const char *path, mode_t mode)
     return creat(path, mode);
 }
 
-/* Files that are written by the C library's own buffers: that calls no function of ours. They are counted, so that an
- * account can say what it may lack. The streams of C++ are opened by fopen as well, and written by write. */
+/* Files written through the C library's own buffers, which does not call our functions. They are counted, so that an
+ * account can report what it may lack. C++ streams are opened by fopen as well, but written by write. */
 static int writes_by_buffers(const char *mode, const void *caller)
 {
     Dl_info found;
@@ -867,7 +868,7 @@ FILE *fdopen(int fd, const char *mode)
     return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
 }
 
-/* Before and after a name is made by another call than those that open. `resolved` is empty for one elsewhere. */
+/* Before and after a call, other than an open, that creates a name. `resolved` is empty for names outside the root. */
 static int before_name(int directory_fd, const char *path, char resolved[PATH_MAX])
 {
     if (is_watched() && concerns_path(directory_fd, path, resolved))

@@ -1,22 +1,22 @@
-/* The undo log: what a power cut would take away.
+/* The undo log: what a power cut would lose.
  *
- * Before a program changes a file under the root, what was there goes into the undo log; when the program has synced
- * the file, or the directory for changes of names, the log says that everything up to then is durable. A harness that
- * "cuts the power" kills the program and takes back, newest first, every change that was not made durable (see
- * nemesis/mechanisms/undo_log.py, which also says what counts as durable). The log survives the program, so a killed and
- * restarted program's unsynced changes are still known.
+ * Before a program changes a file under the root, the old content goes into the undo log; when the program has synced
+ * the file, or the directory for changes of names, the log records that everything up to then is durable. To "cut the
+ * power", the harness kills the program and undoes, newest first, every change that was not made durable (see
+ * nemesis/mechanisms/undo_log.py, which also defines what counts as durable). The log survives the program, so a killed
+ * and restarted program's unsynced changes are still known.
  *
- * One process keeps the log, which it has locked. Where another one of the same program writes as well, the account is
- * not whole and the harness is told; the launcher's account has no such limit.
+ * One process keeps the log and holds a lock on it. If another process of the same program writes as well, the account
+ * is incomplete and the harness is told; the launcher's account has no such limit.
  *
- * A write that is durable when it returns is noted once it has: it keeps its own bytes when older changes of them are
- * taken back, and makes the file's name durable as a sync does.
+ * A write that is durable when it returns is recorded afterwards: its bytes survive the undoing of older changes of
+ * them, and it makes the file's name durable as a sync does.
  *
- * A write and a sync of one file at the same time count as write first: programs that leave their order open get less
- * than the worst case. Writes through shared mappings are not seen.
+ * If a write and a sync of one file are concurrent, the write counts as the earlier one: programs that leave the order
+ * open lose less than in the worst case. Writes through shared mappings are not seen.
  *
- * Records are `struct record`, then two paths and the old bytes. A torn record at the end is one whose change was not
- * made. Calls are bare system calls: the library's are ours.
+ * A record is `struct record`, then two paths and the old bytes. A torn record at the end is one whose change was not
+ * made. System calls are made directly, because the library's functions are replaced by ours.
  */
 #define _GNU_SOURCE
 #include "undo.h"
@@ -38,30 +38,30 @@
 #include <unistd.h>
 
 #define RECORD_MAGIC 0x4f444e55u
-#define FIRST_LIMIT_BYTES (16u << 20)  /* the log is compacted when it is longer than this, or twice what must stay */
-#define RESERVED_BYTES (4 << 20)       /* of the file system, for the log: more than programs that meet ENOSPC write */
-#define MAX_LOG_BYTES (1ull << 30)     /* beyond this nothing is kept track of, and the harness is told */
+#define FIRST_LIMIT_BYTES (16u << 20)  /* the log is compacted beyond this, or beyond twice its last compacted size */
+#define RESERVED_BYTES (4 << 20)       /* for the log: more than programs write that meet ENOSPC */
+#define MAX_LOG_BYTES (1ull << 30)     /* beyond this the account is given up, and the harness is told */
 #define CHUNK_BYTES (256u << 10)
-#define DIRECT_BYTES 4096u             /* O_DIRECT reads whole blocks into memory that begins at one */
-#define MAX_OBJECTS 8192               /* files and directories told apart during a compaction: what was synced */
+#define DIRECT_BYTES 4096u             /* O_DIRECT reads whole blocks into aligned memory */
+#define MAX_OBJECTS 8192               /* synced files and directories distinguished during a compaction */
 
 enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED };
 
 struct record {
     uint32_t magic, kind;
     uint64_t seq;
-    uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name; 0 of SYNCED: all */
-    uint64_t own_ino;         /* the file itself; 0 of CREATED: not known, or older than this name */
-    uint64_t offset, length;  /* what was written; of TRUNCATED the new length, and 0 */
+    uint64_t dev, ino;        /* whose sync makes it durable: the file, or the name's directory; SYNCED: 0 for all */
+    uint64_t own_ino;         /* the file itself; CREATED: 0 if not known, or if the file is older than this name */
+    uint64_t offset, length;  /* what was written; TRUNCATED: the new length, and 0 */
     uint64_t old_size;
     uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
     uint32_t path_bytes, other_bytes;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t mask;  /* signals that the thread which has the lock held back before */
+static uint64_t mask;  /* the previous signal mask of the thread that holds the lock */
 static int log_fd = -1;
-static pid_t keeper;  /* who keeps the log; 0 where that is another process */
+static pid_t keeper;  /* the process that keeps the log; 0 if it is another program's */
 static dev_t log_device;
 static ino_t log_inode;
 static char undo_path[PATH_MAX - 64];
@@ -79,20 +79,20 @@ static void give_up(void)
     log_fd = -1;
 }
 
-/* Room for the log to grow in while the file system has none: a full disk must not end the account of what is on it.
- * Not every file system can; without it the log may have to give up, which the harness is told. */
+/* Reserves space for the log to grow while the file system is full: a full disk must not end the account of it. Not
+ * every file system supports this; without it the log may have to be given up, and the harness is told. */
 static void reserve(int fd)
 {
     bare(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)RESERVED_BYTES);
 }
 
-/* A program may go on as another user, or start one that does. Fails where it is another's, and shared then. */
+/* The program may change its user, or start one that does. Fails if another user owns the log, who has shared it. */
 static void share(int fd)
 {
     bare(SYS_fchmod, fd, 0666);
 }
 
-/* Not as one of the first three: what a program that has closed these writes there all the same is not for the log. */
+/* Avoids descriptors 0 to 2: a program that has closed these may still write to them, which must not reach the log. */
 static int open_apart(const char *path, int flags)
 {
     int fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | flags, 0600);
@@ -144,7 +144,7 @@ static void kept_name(uint64_t seq, char out[PATH_MAX])
     snprintf(out, PATH_MAX, "%s/k%llu", undo_path, (unsigned long long)seq);
 }
 
-static char chunk[CHUNK_BYTES] __attribute__((aligned(DIRECT_BYTES)));  /* of whoever has the lock */
+static char chunk[CHUNK_BYTES] __attribute__((aligned(DIRECT_BYTES)));  /* protected by the lock */
 
 static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
 {
@@ -157,7 +157,7 @@ static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
     return 0;
 }
 
-/* The same from a descriptor that is O_DIRECT. A part may have been written where it fails. */
+/* The same from an O_DIRECT descriptor. May have written a part if it fails. */
 static int copy_direct(int from_fd, uint64_t offset, uint64_t length, int to_fd)
 {
     while (length) {
@@ -173,10 +173,10 @@ static int copy_direct(int from_fd, uint64_t offset, uint64_t length, int to_fd)
     return 0;
 }
 
-/* The same of a file that the program has no descriptor of by which it can be read. Who closes one of a file loses all
- * locks that the process has on it (man 2 fcntl), so another process opens and closes it: a fork without the library's,
- * whose end is no signal to the program and no news to its wait(). It ends with the program: who starts that again would
- * find the log still locked, and one that copies into it. */
+/* The same for a file that none of the program's descriptors can read. Closing a descriptor would release all locks
+ * that the process has on the file (man 2 fcntl), so another process opens and closes it: a bare clone, not the
+ * library's fork, whose end sends the program no signal and is not seen by its wait(). It ends with the program;
+ * otherwise a restarted program would find the log still locked, and being written to. */
 static int copy_by_another(const char *path, uint64_t offset, uint64_t length, int to_fd)
 {
     int status = -1;
@@ -193,7 +193,7 @@ static int copy_by_another(const char *path, uint64_t offset, uint64_t length, i
     return ended == pid && status == 0 ? 0 : -1;
 }
 
-/* Where an object is among those that were synced; `count` when it is not. The first is everything. */
+/* The index of an object among those that were synced; `count` if it is not there. Index 0 is everything. */
 static size_t object_at(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
 {
     size_t i = 0;
@@ -202,7 +202,7 @@ static size_t object_at(const struct object *objects, size_t count, uint64_t dev
     return i;
 }
 
-/* Up to which change everything of an object was synced; 0 when nothing was. */
+/* The sequence number before which all changes of an object were synced; 0 if none were. */
 static uint64_t durable_seq(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
 {
     uint64_t all = objects[0].durable_seq;
@@ -210,7 +210,7 @@ static uint64_t durable_seq(const struct object *objects, size_t count, uint64_t
     return i < count && objects[i].durable_seq > all ? objects[i].durable_seq : all;
 }
 
-/* Collects what was synced, and up to when, into zeroed memory; returns how many objects. The first is everything. */
+/* Collects the synced objects, and up to which change, into zeroed memory; returns how many. Index 0 is everything. */
 static size_t synced_objects(struct object *objects)
 {
     struct record record;
@@ -220,7 +220,7 @@ static size_t synced_objects(struct object *objects)
             continue;
         size_t i = object_at(objects, count, record.dev, record.ino);
         if (i == MAX_OBJECTS)
-            continue;  /* its records stay: more than needed is kept, never less */
+            continue;  /* its records are kept: more than necessary, never less */
         if (i == count)
             objects[count++] = (struct object){.dev = record.dev, .ino = record.ino};
         uint64_t *seq = record.kind == SYNCED ? &objects[i].durable_seq : &objects[i].through_seq;
@@ -230,7 +230,7 @@ static size_t synced_objects(struct object *objects)
     return count;
 }
 
-/* Notes of which files with writes that were durable when they returned others were not. */
+/* Marks files that have both writes that were durable when they returned and changes that are not durable. */
 static void find_pending(struct object *objects, size_t count)
 {
     struct record record;
@@ -243,7 +243,7 @@ static void find_pending(struct object *objects, size_t count)
 }
 
 /* Whether a sync of the same file or directory has covered a change of a name or length. A write that was durable when
- * it returned covers both as well, but not how far other writes have made the file grow. */
+ * it returned covers both as well, but not the growth of the file by other writes. */
 static int is_journaled(const struct object *objects, size_t count, const struct record *record)
 {
     if (record->seq < durable_seq(objects, count, record->dev, record->ino) ||
@@ -253,8 +253,8 @@ static int is_journaled(const struct object *objects, size_t count, const struct
     return i < count && record->kind != CHANGED && record->seq < objects[i].through_seq;
 }
 
-/* The last change of a name or length that a sync of the same file or directory has covered: in a journal everything
- * before it is on disk as well. The records that show it may go, so it is written down. */
+/* The last change of a name or length that a sync of the same file or directory has covered: with a journal, everything
+ * before it is on disk as well. It is recorded, because the records that show it may be dropped. */
 static struct record journal_barrier(const struct object *objects, size_t count)
 {
     struct record record, barrier = {.magic = RECORD_MAGIC, .kind = BARRIER};
@@ -270,9 +270,9 @@ static struct record journal_barrier(const struct object *objects, size_t count)
     return barrier;
 }
 
-/* Whether a record has become needless; for names, a kept file goes with it. The last sync of every object stays, and
- * the last write of it that was durable when it returned: it may make the file's own name durable, whose record is about
- * the directory. Earlier such writes of a file stay as long as other changes of it may be taken back. */
+/* Whether a record is no longer needed; for names, this also removes the kept file. The last sync of every object is
+ * kept, and its last write that was durable when it returned: they may make the file's own name durable, whose record
+ * belongs to the directory. Earlier such writes of a file are kept while other changes of it may be undone. */
 static int is_durable(const struct object *objects, size_t count, const struct record *record)
 {
     uint64_t durable = durable_seq(objects, count, record->dev, record->ino);
@@ -291,7 +291,7 @@ static int is_durable(const struct object *objects, size_t count, const struct r
     return 1;
 }
 
-/* Which file the log is, by its descriptor. */
+/* Remembers the identity of the log's file. */
 static int know(int fd)
 {
     struct stat status;
@@ -301,8 +301,8 @@ static int know(int fd)
     return 0;
 }
 
-/* Sees that the descriptor is still of the log: some programs close all that they have not opened themselves, and the
- * next file that they open gets its number. Then the log is opened again. Called with the lock held. */
+/* Makes sure that the descriptor still refers to the log: some programs close all descriptors that they have not
+ * opened, and the next file that they open gets its number. Then the log is reopened. Called with the lock held. */
 static void find_again(void)
 {
     struct stat status;
@@ -319,7 +319,7 @@ static void find_again(void)
     give_up();
 }
 
-/* Rewrites the log without what has become durable. Called with the lock held. */
+/* Rewrites the log without records of changes that have become durable. Called with the lock held. */
 static void compact(void)
 {
     struct object *objects = calloc(MAX_OBJECTS, sizeof *objects);
@@ -362,8 +362,8 @@ static void compact(void)
     limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
 }
 
-/* Takes the lock; 0 where no log is kept. Neither a process that was forked while another thread had the lock may wait
- * for it, nor a signal's handler in the thread that has it: they would wait for ever. */
+/* Takes the lock; 0 if no log is kept. Two cases would deadlock and are excluded: a process that was forked while
+ * another thread held the lock, and a signal handler in the thread that holds it. */
 static int locked(void)
 {
     if (!undo_is_on())
@@ -387,7 +387,7 @@ static void unlock(void)
     bare(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
 }
 
-/* Appends the old bytes of a record, those of the file at `path`, or that `data_fd` is of where it is not -1. */
+/* Appends the old bytes of a record, from the file at `path`, or from that of `data_fd` if it is not -1. */
 static int append_data(const struct record *record, const char *path, int data_fd)
 {
     char link[40];
@@ -397,14 +397,14 @@ static int append_data(const struct record *record, const char *path, int data_f
         return copy_bytes(data_fd, record->offset, record->data_bytes, log_fd);
     if ((flags & O_ACCMODE) == O_RDWR && copy_direct(data_fd, record->offset, record->data_bytes, log_fd) == 0)
         return 0;
-    /* What a direct copy has left there is written over, not cut off: the room reserved behind it would go as well. */
+    /* The remains of a direct copy are overwritten, not truncated: that would also release the reserved space. */
     if (bare(SYS_lseek, log_fd, end, SEEK_SET) != end)
         return -1;
     snprintf(link, sizeof link, "/proc/self/fd/%d", data_fd);
     return copy_by_another(data_fd < 0 ? path : link, record->offset, record->data_bytes, log_fd);
 }
 
-/* Appends a record and, by `data_fd`, the old bytes. Called with the lock held. */
+/* Appends a record and the old bytes, read through `data_fd`. Called with the lock held. */
 static void append(struct record *record, const char *path, const char *other, int data_fd)
 {
     if (log_fd < 0)
@@ -448,7 +448,7 @@ __attribute__((constructor(102))) static void undo_open(void)
     for (; record_at(offset, &record); offset += size_of(&record))
         if (record.seq >= next_seq)
             next_seq = record.seq + 1;
-    log_bytes = offset;  /* without what was torn */
+    log_bytes = offset;  /* without a torn record */
     if (bare(SYS_ftruncate, log_fd, offset) != 0 || bare(SYS_lseek, log_fd, offset, SEEK_SET) < 0 ||
         know(log_fd) != 0)
         give_up();
@@ -472,7 +472,7 @@ static int parent_of(const char *path, struct stat *status)
     return stat(directory[0] ? directory : "/", status);
 }
 
-/* Before a change of the file at `path`, of which the program has the descriptor `fd`; -1: none. */
+/* Before a change of the file at `path`, which the program has open as `fd` (-1: not open). */
 static void before_change(const char *path, int fd, const struct stat *status, off_t offset, uint64_t length,
                           int is_truncate)
 {
@@ -599,7 +599,7 @@ void undo_after_create(const char *path, int is_new)
     errno = saved;
 }
 
-/* Keeps the file at `path` under another name until its going is durable. Called with the lock held. */
+/* Keeps the file at `path` under another name until its removal is durable. Called with the lock held. */
 static void keep(const char *path, uint64_t seq)
 {
     char kept[PATH_MAX];
@@ -612,7 +612,7 @@ void undo_before_unlink(const char *path)
 {
     struct stat own, parent;
     int saved = errno;
-    /* Of a directory it fails; some programs try that before they remove it as one. */
+    /* For a directory it fails; some programs try unlink before rmdir. */
     if (undo_is_on() && lstat(path, &own) == 0 && !S_ISDIR(own.st_mode) && parent_of(path, &parent) == 0 && locked()) {
         struct record record = {
             .kind = UNLINKED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};

@@ -1,14 +1,14 @@
-/* Waits until a time of day, by programs whose clock is wrong.
+/* Waits until an absolute time, in programs whose clock is skewed.
  *
- * A program adds what it wants to wait to what its clock shows, and has the kernel wait for the sum. The kernel waits by
- * its own clock: on a host whose clock is an hour fast that is the one that the program has read, here it is not, and the
- * program would wait for an hour and whatever it wanted. So such times are translated when a wait begins. A wait that has
- * begun lasts as long as it was to last then, whatever becomes of the clock.
+ * A program adds a duration to the time that its clock shows, and has the kernel wait until the sum. The kernel uses
+ * its own clock. On a host whose clock really is an hour fast, that is the clock that the program has read; here it is
+ * not, and the program would wait an hour longer than intended. So such deadlines are translated when a wait begins.
+ * Once begun, a wait lasts as long as computed then, whatever happens to the clock.
  *
- * Of a condition variable only whoever made it knows the clock. No machine has been up for as many years as have passed
- * since 1970, so the time says which one it is.
+ * Only the creator of a condition variable knows its clock. No machine has been up for as many years as have passed
+ * since 1970, so the value of the deadline shows which clock it is.
  *
- * What is not translated: the system calls that a program makes by instructions of its own (calls.c has the others),
+ * Not translated: system calls that a program makes by its own instructions (calls.c handles the others),
  * timer_settime, message queues, joins of threads, the locks of <threads.h>.
  */
 #define _GNU_SOURCE
@@ -39,7 +39,7 @@ int sem_clockwait(sem_t *semaphore, clockid_t id, const struct timespec *deadlin
     if (!real)                                                                \
     real = (__typeof__(&name))next(#name, NULL)
 
-/* `version` is of a function that the library has twice, the other one for programs of before 2003. */
+/* `version` selects one of two versions of a function; the other one is for programs built before 2003. */
 static void *next(const char *name, const char *version)
 {
     void *found = version ? dlvsym(RTLD_NEXT, name, version) : NULL;
@@ -135,7 +135,7 @@ int clock_nanosleep(clockid_t id, int flags, const struct timespec *time, struct
     return real(id, flags, flags & TIMER_ABSTIME ? clock_true_deadline(id, time, &moved) : time, left);
 }
 
-/* The clock of a timer, which the kernel shows; -1 where it does not. */
+/* The clock of a timer, as shown by the kernel; -1 if it is not shown. */
 static clockid_t clock_of(int fd)
 {
     char path[48], line[128];
