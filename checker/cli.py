@@ -459,7 +459,7 @@ def _check_history(job: _Job, history: History, memory_mb: float | None) -> Resu
 
 
 def _require_functions(job: _Job, history: History) -> None:
-    """Refuse operations that the checker would ignore, or leave them out and count them; models check theirs on their own.
+    """Refuse, or leave out and count, operations that the checker would ignore; models check their own.
 
     A history without any operation that the checker judges is refused even if lenient: a valid verdict would mean
     nothing.

@@ -59,8 +59,8 @@ NEMESIS_NAMES = frozenset({"nemesis", ":nemesis"})
 #: The name of an operation whose events name none; Elle's histories of transactions do so.
 UNNAMED_FUNCTION = "txn"
 
-#: Operations that return a value.  If one of them ended ``ok`` and its event has no value, null is meant, or the recorder
-#: used another name for it.
+#: Operations that return a value.  If one of them ended ``ok`` and its event has no value, null is meant, or the
+#: recorder used another name for it.
 READS = frozenset({"read", "get"})
 
 #: Problems kept as examples; the count of problems is exact.

@@ -40,8 +40,8 @@ ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale",
 COUNTED = ("acknowledged", "observed", "unread", "unlooked", "recovered", "reads")
 #: Examples kept of each kind; counts are exact.
 MAX_EXAMPLES = 5
-#: Upper bound on this checker's memory per operation, without the messages read; 70 to 180 were measured.  Actual use is
-#: watched if this bound exceeds the limit.
+#: Upper bound on this checker's memory per operation, without the messages read; 70 to 180 were measured.  Actual use
+#: is watched if this bound exceeds the limit.
 BYTES_PER_OPERATION = 500
 
 
@@ -206,7 +206,7 @@ class _Queue:
         self._rows = rows
         self._anomalies = anomalies
         self._content: list[Any] = []
-        #: Values at offsets that the number of operations cannot explain: the log was not empty, or a response is wrong.
+        #: Values at offsets too large for the number of operations: the log was not empty, or a response is wrong.
         self._beyond: dict[int, Any] = {}
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
@@ -393,7 +393,7 @@ class _Queue:
             )
 
     def _order(self, done: list[int]) -> None:
-        """An operation that began after the log was seen to hold n messages must see those n, or be placed after them."""
+        """An operation that began after the log was seen to hold n messages must see these, or be placed after them."""
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
         reached, by, at, count = 0, -1, 0, len(done)

@@ -37,7 +37,7 @@ def _times_that_are_none(history: History) -> Iterator[str]:
 
 
 def _going_on_after_info(history: History) -> Iterator[str]:
-    """Note processes that continue after ``info``: a process has one operation open at a time, and that one stays open."""
+    """Processes that continue after ``info``: a process has one operation open at a time, and that one stays open."""
     ended = {process for process, status in zip(history.process, history.status, strict=True) if status == INFO}
     if not ended:
         return

@@ -96,7 +96,7 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
 
 
 def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> tuple[int, int]:
-    """Judge the elements of a set.  Returns how many stayed visible, and for how many no read began once they were known.
+    """Judge the elements of a set.  Returns how many stayed visible, and how many were known but never read afterwards.
 
     For each element only the reads that show it are examined, so that the time is proportional to what was read.
     Otherwise many reads of few elements, together with many lost elements, would take the product of the two.

@@ -18,9 +18,9 @@ __all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", 
 
 
 def check_unique_ids(events: Events) -> Result:
-    """Check that no two completed operations (``generate``) of a key answered the same id.
+    """Check that no two completed operations (``generate``) of a key returned the same id.
 
-    Invalid with the count ``duplicated``, unknown where none completed, else valid.
+    Invalid with the count ``duplicated``, unknown if none completed, else valid.
     """
     history = History.of(events)
     tally = Tally("unique-ids", history, wrong=("duplicated",))
@@ -41,10 +41,10 @@ def check_unique_ids(events: Events) -> Result:
 
 
 def check_counter(events: Events, *, initial: int = 0) -> Result:
-    """Check that every read of a counter lies between the least and the greatest sum that additions allow.
+    """Check that every read of a counter lies between the least and the greatest sum that the additions allow.
 
-    Each key is a counter, ``initial`` its first value.  Invalid with the count ``out-of-bounds``, else valid.  Raises
-    TypeError for amounts that are no numbers.
+    Each key is a counter with the value ``initial`` at first.  Invalid with the count ``out-of-bounds``, else valid.
+    Raises TypeError for amounts that are not numbers.
     """
     history = History.of(events)
     tally = Tally("counter", history, wrong=("out-of-bounds",))
@@ -61,7 +61,7 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
 
 
 def _rounding(numbers: list[Any]) -> float:
-    """How far two sums of some of these may differ that were added up in different orders; 0 without floats."""
+    """How far sums of some of these numbers may differ if added up in different orders; 0 without floats."""
     if not any(isinstance(number, float) for number in numbers):
         return 0
     total: float = sum(abs(1 if number is None else number) for number in numbers)
@@ -71,10 +71,10 @@ def _rounding(numbers: list[Any]) -> float:
 def check_exclusion(events: Events) -> Result:
     """Check that no two processes certainly held one lock at the same time.
 
-    A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, where there is one, names
-    it.  Invalid with the count ``overlapping``, unknown where nobody took a lock, else valid.  A process whose
-    ``release`` is of unknown outcome counts as not holding it from that invocation on; one whose ``release`` failed
-    holds it still, whether it acquires the lock again or not.
+    A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, if any, names the lock.
+    Invalid with the count ``overlapping``, unknown if nobody took a lock, else valid.  A process whose ``release`` has
+    an unknown outcome counts as not holding the lock from that invocation on; one whose ``release`` failed still holds
+    it, whether or not it acquires the lock again.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -106,10 +106,10 @@ def check_exclusion(events: Events) -> Result:
 def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
     """Check that every read of all accounts has the same total and shows no negative balance.
 
-    A read answers a map of balances, or ``[account, balance]`` pairs.  Each key is a bank; ``total`` is taken from its
+    A read returns a map of balances, or ``[account, balance]`` pairs.  Each key is a bank; ``total`` is taken from its
     first read unless given, and floats may differ from it by rounding.  Invalid with the counts ``wrong-total`` and
-    ``negative`` (fine with ``allow_negative``), unknown where no read completed.  Raises TypeError for balances that
-    are no numbers.
+    ``negative`` (valid with ``allow_negative``), unknown if no read completed.  Raises TypeError for balances that are
+    not numbers.
     """
     history = History.of(events)
     given = None if total is None else number(total)
@@ -129,7 +129,7 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
             if expected is None:
                 expected = found
             totals.setdefault(expected)
-            # Sums are added up in different orders, and each transfer has rounded as well.
+            # Balances may be added up in different orders, and each transfer has rounded as well.
             if found != expected and not abs(found - expected) <= len(rows) * _rounding([*known, expected]):
                 tally.add("wrong-total", (row,), f"{named_row(history, row)[:200]} sums to {found}, not {expected}")
             if not allow_negative and min(known, default=0) < 0:
@@ -141,10 +141,11 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
 def check_long_fork(events: Events) -> Result:
     """Check that no two reads of the same keys, each key written once, saw two writes in opposite orders.
 
-    Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
-    lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
-    not.  Where the history has keys beside those of the steps, each is a store of its own.  Unknown where no such read
-    completed, and where a key may have got two values: a read that shows one of them does not tell about the other.
+    Reads carry ``[r, key, value]`` steps, with ``None`` for keys not yet written.  Two reads that each see a write that
+    the other lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot
+    isolation does not.  If operations have keys in addition to those of the steps, each such key is a separate store.
+    Unknown if no such read completed, or if a key may have been given two values: a read that shows one of them tells
+    nothing about the other.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
@@ -177,7 +178,7 @@ def check_long_fork(events: Events) -> Result:
 
 
 def _written_again(history: History) -> str | None:
-    """Says of the first key that may have got two different values which write was the second, if any was."""
+    """A sentence about the first key that may have been given two different values, if there is one."""
     first: dict[Any, tuple[Any, int]] = {}
     for row, steps in enumerate(history.value):
         if history.status[row] == FAIL or not isinstance(steps, (list, tuple)):

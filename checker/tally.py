@@ -1,4 +1,4 @@
-"""Counting what went wrong, by kind, with a few examples of each: shared by the checkers beyond linearizability."""
+"""Counts of anomalies by kind, with a few examples of each: shared by the checkers other than linearizability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tally:
     """Counts, examples and the verdict that follows from them.
 
     ``wrong`` names the kinds that make a history invalid, gravest first; ``noted`` those that are only counted.  Each
-    key is judged by itself, unless what is judged ``spans_keys``.
+    key is judged on its own, unless the property ``spans_keys``.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Tally:
         self._first: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def wants(self, kind: str) -> bool:
-        """Whether another example of this kind would be kept: the words of a large read are only made then."""
+        """Whether another example of this kind would be kept; the text of a large read is built only then."""
         return len(self.examples.get(kind, ())) < MAX_EXAMPLES
 
     def add(self, kind: str, rows: Sequence[int], text: str) -> None:
-        """One more of ``kind``, shown by ``rows``; the text names their key."""
+        """Count one of ``kind``, shown by ``rows``; their key is prepended to the text."""
         self.counts[kind] += 1
         if (key := self._key_of(rows)) is not None:
             text = f"Key {short(key)}: {text}"
@@ -68,7 +68,7 @@ class Tally:
             "operations": len(self.history),
             "engines": {self.name: 1},
             "counts": self.counts,
-            "noted": list(self._noted),  # of those counts, the kinds that are allowed
+            "noted": list(self._noted),  # the kinds among those counts that are allowed
             "examples": self.examples,
             **self.extra,
         }

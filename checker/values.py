@@ -1,9 +1,9 @@
-"""Values as JSON compares them: ``true`` is not ``1``, ``1`` is ``1.0``, a list is no map.
+"""Values compared as in JSON: ``true`` is not ``1``, ``1`` is ``1.0``, a list is not a map.
 
-Python says ``True == 1`` and hashes both alike, so a dictionary or a set takes one for the other.  :func:`exact` turns
-a value into one that can be hashed and that equals another exactly where JSON says so: :data:`TRUE` and
-:data:`FALSE` stand for the booleans.  That costs time for every value, so :func:`holds_boolean` says first whether
-there is a boolean at all: without any, Python's equality is JSON's.
+In Python, ``True == 1`` and both have the same hash, so dictionaries and sets do not distinguish them.  :func:`exact`
+converts a value into a hashable one that equals another exactly if their JSON values are equal; :data:`TRUE` and
+:data:`FALSE` stand for the booleans.  That costs time for every value, so :func:`holds_boolean` tells first whether
+there is any boolean at all: without one, Python's equality is JSON's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: Below it every whole number is a float of its own.
+#: Below this, every whole number has an exact float.
 _EXACT_FLOATS = 1 << 53
 
-#: Of a value that is refused.
+#: Characters shown of a value that is refused.
 _SHOWN_CHARS = 80
 
 
 class _Truth:
-    """A boolean that equals nothing but itself."""
+    """A boolean that equals only itself."""
 
     __slots__ = ("_name",)
 
@@ -48,15 +48,15 @@ TRUE: Any = _Truth("TRUE")
 FALSE: Any = _Truth("FALSE")
 
 
-#: Places of an :class:`ExactDecimal` before and behind its point, either way.
+#: Maximum decimal places of an :class:`ExactDecimal`, before as well as after its point.
 MAX_DECIMAL_PLACES = 1_000
-#: Whole numbers, which are added to them, may have more places than any bound here.
+#: Whole numbers that are added to these may have any number of digits.
 _EXACT = decimal.Context(prec=decimal.MAX_PREC, traps=[decimal.Inexact, decimal.InvalidOperation])
 
 
 class ExactDecimal(decimal.Decimal):
-    """A decimal fraction (Clojure's ``0.1M``), whose sums are exact; with a float all that comes of it is a float, as
-    in Clojure."""
+    """A decimal fraction (Clojure's ``0.1M``), whose sums are exact; combined with a float it yields a float, as in
+    Clojure."""
 
     __slots__ = ()
 
@@ -94,12 +94,12 @@ class ExactDecimal(decimal.Decimal):
         return ExactDecimal, (str(self),)
 
 
-#: The classes of numbers that are read.
+#: The classes of numbers in histories.
 NUMBERS = (int, float, ExactDecimal)
 
 
 class FrozenMap(dict[Any, Any]):
-    """A map that can be hashed; nobody changes it once it is made."""
+    """A hashable map; it must not be changed once it is built."""
 
     __slots__ = ()
 
@@ -140,7 +140,7 @@ def truth(value: Any) -> bool | None:
 
 
 def number(value: Any) -> Any:
-    """``value``, to be added to others or compared with them.  Raises TypeError for what is no number, as a boolean."""
+    """``value``, checked to be a number.  Raises TypeError for anything else, including a boolean."""
     if truth(value) is not None:
         raise TypeError(f"{str(truth(value)).lower()} is no number")
     if not isinstance(value, NUMBERS):
@@ -149,7 +149,7 @@ def number(value: Any) -> Any:
 
 
 def holds_boolean(values: Iterable[Any]) -> bool:
-    """Whether there is a boolean among these values, or anywhere inside of them."""
+    """Whether there is a boolean among these values, or nested anywhere inside them."""
     level = values if isinstance(values, list) else list(values)
     while level:
         kinds = set(map(type, level))

@@ -1,7 +1,7 @@
-"""What a checker says: a verdict, the smallest evidence for it, and how it was reached.
+"""The result of a checker: a verdict, the smallest evidence for it, and how it was reached.
 
-``unknown`` is the honest third answer: a budget of time or memory ran out, or the history holds too little to
-judge by.  Nothing in this package turns ``unknown`` into either of the other two.
+``unknown`` is the honest third answer: a budget of time or memory ran out, or the history holds too little for a
+judgement.  Nothing in this package turns ``unknown`` into either of the other two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXIT_STATUS = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a whole made of parts: invalid if any part is, else unknown if any is, else valid."""
+    """The combined verdict of several parts: invalid if any part is, else unknown if any is, else valid."""
     seen = set(verdicts)
     if Verdict.INVALID in seen:
         return Verdict.INVALID
@@ -63,8 +63,8 @@ class Edge:
 class Witness:
     """The operations that contradict each other, and why.
 
-    ``minimal`` says that no sound reduction of the model removes another operation; where it is false the
-    witness is right but may hold more than needed, and ``note`` says why.
+    ``minimal`` means that no sound reduction of the model removes another operation; if it is false, the
+    witness is correct but may contain more than needed, and ``note`` says why.
     """
 
     operations: tuple[Operation, ...]
@@ -88,12 +88,12 @@ class Witness:
         }
 
 
-#: Characters that one value may take in a report: with the most operations a witness has, it stays below a megabyte.
+#: Maximum characters of one value in a report, so that even the longest witness stays below a megabyte.
 MAX_VALUE_CHARS = 1_000
 
 
 def bounded(value: Any) -> Any:
-    """``value``, or the beginning and end of its text where nobody would read all of it."""
+    """``value``, or the beginning and end of its ``repr`` if that is longer than ``MAX_VALUE_CHARS``."""
     text = repr(value)
     if len(text) <= MAX_VALUE_CHARS:
         return value

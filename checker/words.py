@@ -1,4 +1,4 @@
-"""Operations and times in words, for explanations."""
+"""Operations and times as text, for explanations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def short(value: Any, limit: int = MAX_VALUE_CHARS) -> str:
 
 
 def of_key(key: Any) -> str:
-    """Which key something is of, after a blank; nothing where the history has no keys."""
+    """`` of key K``, with a leading blank; empty if the history has no keys."""
     return "" if key is None else f" of key {short(key)}"
 
 
 def seconds(time_ns: int | None) -> str | None:
-    """A time since the start of the test, or ``None`` where the history has no times."""
+    """A time since the start of the test, or ``None`` if the history has no times."""
     return f"{time_ns / 1e9:.6f} s" if isinstance(time_ns, NUMBERS) else None
 
 
@@ -58,7 +58,7 @@ def named(operation: Operation, model: Model | None = None) -> str:
 
 
 def named_row(history: History, row: int, model: Model | None = None) -> str:
-    """The same for a row of a history."""
+    """As `named`, for a row of a history."""
     return named(history.operation(row), model)
 
 

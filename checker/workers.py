@@ -1,4 +1,4 @@
-"""Worker processes that end with whoever began them, and whose death is reported instead of waited for."""
+"""Worker processes that end with their parent, and whose death is reported instead of blocking the caller."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
-    """A pool that is waited for by its processes.
+    """A pool whose shutdown waits for its processes.
 
-    That of the standard library waits for its own thread. An interrupt meanwhile has `Thread.join` take that thread for
-    ended: the interpreter's exit then waits for processes which nobody tells to end any more.
+    The standard library's pool waits for its own thread. If an interrupt comes meanwhile, `Thread.join` takes that
+    thread for ended, and the interpreter's exit then waits for processes that nobody tells to end any more.
     """
 
     def __init__(self, processes: int) -> None:
@@ -45,8 +45,8 @@ class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
     def submit(
         self, fn: Callable[Given, Answer], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> concurrent.futures.Future[Answer]:
-        """As the base class has it, but who interrupts waits until it is done: an interrupt between two of its lines
-        leaves something to do that no process is ever given, and for which the end of the pool waits for ever."""
+        """As the base class, but interrupts are deferred until it is done: an interrupt between two of its lines would
+        leave a work item that no process ever gets, and the end of the pool would wait for it forever."""
         if threading.current_thread() is not threading.main_thread():
             return super().submit(fn, *args, **kwargs)  # handlers are called in the main thread only
         heard: list[int] = []
@@ -66,8 +66,8 @@ class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
                 raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As the base class has it. An interrupt while it waits kills the processes, and is raised."""
-        processes = _processes_of(self)  # to shut down forgets them
+        """As the base class. An interrupt while it waits kills the processes, and is raised."""
+        processes = _processes_of(self)  # shutdown drops them
         super().shutdown(wait=False, cancel_futures=cancel_futures)
         if not wait:
             return
@@ -81,17 +81,17 @@ class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
 
 
 def worker_pool(processes: int) -> concurrent.futures.ProcessPoolExecutor:
-    """A pool of forked processes, which share what is in memory already.
+    """A pool of forked processes, which share the memory contents of the caller.
 
-    Where the kernel is Linux they are killed when the caller's process dies, however it does: by themselves they would
-    wait for work for ever. Ctrl-C is the caller's affair, who cancels what is not begun; another one while the pool is
-    waited for kills them.
+    On Linux they are killed when the caller's process dies, however it does: on their own they would wait for work
+    forever. They ignore Ctrl-C: the caller handles it and cancels work that has not begun; another one while waiting
+    for the pool kills them.
     """
     return _WorkerPool(processes)
 
 
 def _begin(parent_pid: int, handlers: Mapping[signal.Signals, Any]) -> None:
-    """In a process that was forked while interrupts waited."""
+    """Initialise a process that was forked while interrupts were deferred."""
     _give_back(handlers)
     end_with_parent(parent_pid)
 
@@ -103,13 +103,13 @@ def _give_back(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Let this process get a signal, which by itself kills it, when the one that started it dies, and leave Ctrl-C to
-    that one."""
+    """Have the kernel send this process a signal (default: SIGKILL) when its parent dies, and ignore Ctrl-C, which is
+    left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the kernel knew of our wish
+    if os.getppid() != parent_pid:  # it died before the call above took effect
         os._exit(1)
 
 
@@ -120,12 +120,12 @@ def map_in_processes(
     *,
     until: Callable[[Answer], bool] | None = None,
 ) -> list[Answer | None]:
-    """What ``function`` gives for each item, each computed in one of so many forked processes.
+    """The result of ``function`` for each item, each computed in one of ``processes`` forked processes.
 
-    None stands where a process was killed, by the kernel for want of memory for instance, before it had an answer.
-    Those that ran beside it are lost with it; so each of them, and each that had not begun, is tried again in a process
-    of its own.  ``until`` says of an answer that no other is wanted any more; None stands for those not there by then.
-    What ``function`` raises is raised here.
+    A result is None if its process was killed before it had one, by the kernel for lack of memory for instance.
+    Items that ran beside it are lost with it, so each of these, and each that had not begun, is retried in a process of
+    its own.  If ``until`` is true of an answer, no more are computed; the missing ones are None.  Exceptions of
+    ``function`` are raised here.
     """
     answers: list[Answer | None] = [None] * len(items)
     for place in _map(function, items, range(len(items)), processes, answers, until):
@@ -144,7 +144,7 @@ def _map(
     answers: list[Answer | None],
     until: Callable[[Answer], bool] | None,
 ) -> list[int]:
-    """Fill in the answers to the items at those places; the places whose process was killed, which have none."""
+    """Fill in the answers for the items at these places.  Returns the places without one, whose process was killed."""
     lost = []
     with worker_pool(min(processes, len(places))) as pool:
         place_of: dict[concurrent.futures.Future[Answer], int] = {}
@@ -152,7 +152,7 @@ def _map(
             for place in places:
                 try:
                     place_of[pool.submit(function, items[place])] = place
-                except BrokenProcessPool:  # a process was killed before all items were handed out
+                except BrokenProcessPool:  # a process was killed before all items were submitted
                     lost.append(place)
             for future in place_of if until is None else concurrent.futures.as_completed(place_of):
                 place = place_of[future]
@@ -171,8 +171,8 @@ def _map(
 
 
 def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:
-    """End a pool and its processes, whose answers nobody wants any more; a search can take hours."""
-    processes = _processes_of(pool)  # to shut down forgets them
+    """End a pool and its processes, whose answers are no longer needed; a search can take hours."""
+    processes = _processes_of(pool)  # shutdown drops them
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.kill()

@@ -16,21 +16,22 @@ __all__ = ["check_write_skew"]
 
 
 def check_write_skew(events: Events) -> Result:
-    """Check that no key got two rows, where each transaction inserts one only if it finds none.
+    """Check that no key got two rows, although each transaction inserts one only if it finds none.
 
-    An ``insert`` is a transaction that reads by predicate whether any row of its key is there, in any table, and
-    inserts its own where there is none; its value is the row, or a list with the row in the place of its table and
-    ``None`` in the others, as ``[7, None]``.  One that found a row fails.  A ``read`` answers the list of all rows of
-    its key.  In every serial order at most one insert of a key commits.
+    An ``insert`` is a transaction that reads by predicate whether any table has a row of its key, and inserts its own
+    if there is none; its value is the row, or a list with the row in the position of its table and ``None`` in the
+    others, as ``[7, None]``.  An insert that found a row fails.  A ``read`` returns the list of all rows of its key.
+    In every serial order at most one insert of a key commits.
 
-    Committed is what was acknowledged, and what a read shows.  Two of one key are a ``write-skew`` where they ran at
-    the same time, and a ``late-insert`` where one began after the other was known to be there.  A row that nobody
-    inserted, or whose insert failed, is ``unexpected``, as is one that is there twice.  These are invalid.
+    An insert has committed if it was acknowledged, or if a read shows its row.  Two committed inserts of one key are a
+    ``write-skew`` if they were concurrent, and a ``late-insert`` if one began after the other was known to have
+    committed.  A row that nobody inserted, or whose insert failed, is ``unexpected``, as is a row that a read shows
+    twice.  These are invalid.
 
-    An insert of unknown outcome is no violation by itself: where it would be the second of its key and no read from
-    afterwards tells, the key is counted as ``undecided``.  Unknown where no key had two inserts at the same time of
-    which one committed, as nothing was tested then, and where a later read lacks what had committed (``missing``): it
-    was lost or the read was stale, which is not this checker's to say.
+    An insert of unknown outcome is no violation on its own.  If it may be the second of its key and no later read
+    shows whether it is, the key is counted as ``undecided``.  The answer is unknown if no key had two concurrent
+    inserts of which one committed, because nothing was tested then, and if a later read lacks a committed row
+    (``missing``): the row was lost or the read was stale, which this checker does not decide.
     """
     history = History.of(events)
     tally = Tally(
@@ -48,7 +49,7 @@ def check_write_skew(events: Events) -> Result:
 
 
 def _with_edges(result: Result, tally: Tally) -> Result:
-    """The result, with what orders the two inserts of its witness, each before the other."""
+    """The result, with the edges that order each of the two inserts in its witness before the other."""
     blind = "found no row of the key, and so came before the insert that the other one did"
     if result.witness is None or not (tally.counts["write-skew"] or tally.counts["late-insert"]):
         return result
@@ -89,7 +90,7 @@ class _Key:
     shown: dict[int, set[Any]] = field(default_factory=dict)
     """What each read shows."""
     known: dict[int, int] = field(default_factory=dict)
-    """Insert -> position in the history from which on it is known that it has committed."""
+    """Insert -> position in the history from which on it is known to have committed."""
     shown_by: dict[int, int] = field(default_factory=dict)
     """Insert -> read that shows it."""
 
@@ -131,7 +132,7 @@ class _Key:
         self.shown[read] = shown
 
     def is_contended(self) -> bool:
-        """Whether two inserts ran at the same time, of which one has committed."""
+        """Whether two inserts were concurrent, at least one of which has committed."""
         until = until_of_committed = -1
         for insert in self.inserts:
             is_committed = insert in self.known
@@ -140,12 +141,12 @@ class _Key:
             returned = self.history.returned[insert]
             until = max(until, returned)
             if is_committed:
-                # One whose outcome only a read tells had ended when that read returned.
+                # If only a read shows that an insert committed, the insert had ended when that read returned.
                 until_of_committed = max(until_of_committed, min(returned, self.known[insert]))
         return False
 
     def judge(self) -> None:
-        """Count what is wrong with it."""
+        """Count what is wrong with the key."""
         committed = [insert for insert in self.inserts if insert in self.known]
         for insert in committed:
             self._judge_later_reads(insert)
@@ -160,7 +161,7 @@ class _Key:
             )
 
     def _add_second(self, committed: Sequence[int]) -> None:
-        """Several have committed: show two of them, if possible such as ran at the same time."""
+        """Report two of several committed inserts, concurrent ones if possible."""
         first, kind, second = committed[0], "late-insert", committed[1]
         last = first
         for insert in committed[1:]:
@@ -188,8 +189,8 @@ class _Key:
                 return
 
     def _tells(self, read: int, committed: Sequence[int], unknown: Sequence[int]) -> bool:
-        """Whether a read tells that what it does not show had not committed: it began after those of unknown outcome,
-        and is new enough to show what had."""
+        """Whether a read proves that inserts that it does not show had not committed: it began after all inserts of
+        unknown outcome, and is recent enough to show the committed ones."""
         history = self.history
         return all(history.invoked[insert] < history.invoked[read] for insert in unknown) and all(
             _row_of(history.value[insert]) in self.shown[read] for insert in committed
@@ -197,7 +198,7 @@ class _Key:
 
 
 def _row_of(value: Any) -> Any:
-    """The row that an insert is of, exactly: of a list with one place for each table the only one that is filled."""
+    """The row of an insert, as `exact` makes it; from a list with one position per table, the only one that is set."""
     if isinstance(value, (list, tuple)):
         filled = [each for each in value if each is not None]
         if len(filled) == 1:

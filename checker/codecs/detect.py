@@ -1,4 +1,4 @@
-"""Which format a file is in, and reading it."""
+"""Detects the format of a file and reads it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["FORMATS", "detect_format", "is_parquet", "read", "read_bytes", "read
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
 
 _HEAD_BYTES = 4096
-#: Read at a time from a file that is parsed as a whole.
+#: Bytes read at a time from a file that is parsed as a whole.
 _PIECE_BYTES = 1 << 24
 _PARQUET = b"PAR1"
-#: What to do with a file that takes more than the standard library.
+#: Advice for a file that takes more than the standard library.
 PARQUET_HINT = (
     "a Parquet file, which `harness check` reads where it is no pipe; in Python, pass its rows to "
     "checker.codecs.read_rows"
 )
-#: What UTF-16 text and gzip files begin with.
+#: First bytes of UTF-16 text and gzip files.
 _OTHER_FILES = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")
 _COMMENT = re.compile(r"\s*(;|#\s)")
 _LIMO = re.compile(r"^\[\d+\]\s+(call|return)", re.M)
@@ -39,7 +39,7 @@ _LOG = re.compile(r"\d\s+:(invoke|ok|fail|info)\s+:", re.M)
 
 
 def detect_format(head: str) -> str:
-    """The format of a file that begins with ``head``; ``edn`` where nothing else fits."""
+    """The format of a file that begins with ``head``; ``edn`` if nothing else fits."""
     text = "\n".join(line for line in head.split("\n") if line.strip() and not _COMMENT.match(line)).lstrip()
     if _LIMO.search(text):
         return "limo"
@@ -55,11 +55,11 @@ def detect_format(head: str) -> str:
 def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budget: Budget | None = None) -> History:
     """Read a history file.
 
-    Nothing is left out in silence.  What is no event, or does not fit those before it, is refused; ``lenient`` leaves
-    it out, counts it in ``History.skipped_events`` (what the file shows to be missing in ``History.missing_events``)
-    and says why in ``History.problems``.  ``budget`` bounds the memory that reading takes.
+    Nothing is left out silently.  Anything that is not an event, or does not fit the events before it, is refused;
+    ``lenient`` leaves it out, counts it in ``History.skipped_events`` (events known to be missing in
+    ``History.missing_events``) and says why in ``History.problems``.  ``budget`` bounds the memory that reading takes.
 
-    Raises :class:`FormatError` naming file, line and reason for a file that does not parse, :class:`MemoryLimitError`
+    Raises :class:`FormatError` with file, line and reason for a file that does not parse, :class:`MemoryLimitError`
     past the budget, ``ValueError`` for an unknown format name, ``OSError`` for a file that cannot be opened.
     """
     if format not in FORMATS:
@@ -80,14 +80,14 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budge
 
 
 class _Whole:
-    """A file of which the head was read: of a pipe it cannot be read again."""
+    """A file whose head has been read already, since the head of a pipe cannot be read again."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
         self._rest = rest
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes, none at the end."""
+        """At most ``size`` bytes; empty at the end."""
         if not self._head:
             return self._rest.read(size)
         head, self._head = self._head[:size], self._head[size:]
@@ -95,7 +95,7 @@ class _Whole:
 
 
 def _content(file: Readable, events: FileEvents) -> bytes:
-    """The bytes of a file, read a piece at a time so that no more of it is held than the budget allows."""
+    """The bytes of a file, read in pieces so that the memory budget is checked meanwhile."""
     pieces, size = [], 0
     while piece := file.read(_PIECE_BYTES):
         pieces.append(piece)
@@ -105,7 +105,7 @@ def _content(file: Readable, events: FileEvents) -> bytes:
 
 
 def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History:
-    """Read a history from bytes, of a file that some other machine or archive holds; the format is ``auto``.
+    """Read a history from bytes, such as a file on another machine or in an archive; the format is ``auto``.
 
     ``source`` names it in errors.  Raises :class:`FormatError` as :func:`read` does.
     """
@@ -117,16 +117,16 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
 
 
 def _without_booleans(history: History, text: str) -> History:
-    """The history, marked where its text spares whoever compares its values a look at every one of them."""
+    """The history, marked as free of booleans if its text shows that, which saves inspecting every value later."""
     if "true" not in text and "false" not in text:
         history.booleans = False
     return history
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Whether a file begins as Parquet does.  Raises ``OSError`` where it cannot be opened.
+    """Whether a file begins as Parquet files do.  Raises ``OSError`` if it cannot be opened.
 
-    Of a pipe nothing is read: what is looked at there is gone for whoever reads it then.
+    Nothing is read from a pipe, since its content would be lost for the real reader.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         return False
@@ -146,7 +146,7 @@ def _format_of(head: bytes, source: str) -> str:
 
 def _decoded(content: bytes, format: str, source: str) -> str:
     try:
-        # Whatever else a program logged is skipped, so it need not be UTF-8.
+        # Other output in a log is skipped, so it need not be UTF-8.
         text = content.decode("utf-8", "surrogateescape" if format == "jepsen-log" else "strict")
     except UnicodeDecodeError as error:
         raise not_utf8(content.split(b"\n"), source) from error
@@ -154,10 +154,10 @@ def _decoded(content: bytes, format: str, source: str) -> str:
 
 
 def _read_text(text: str, format: str, events: FileEvents) -> History:
-    """Every format but JSONL, which is read by line."""
+    """Read any format except JSONL, which is read line by line."""
     if format == "json":
         return with_keys(read_json_array(text, events), events.source, lenient=events.lenient)
-    # Histories of runs are JSONL: what starts a run need not wait for the parsers of other tools' formats.
+    # Imported here: runs only need JSONL, and should not wait for the import of other tools' parsers.
     from checker.codecs.edn import read_edn_text
     from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 
@@ -170,10 +170,10 @@ def _read_text(text: str, format: str, events: FileEvents) -> History:
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], *, json_columns: Iterable[str] = ("value",)) -> History:
-    """A history from the rows of a table (Parquet, Spark), in order of ``index`` where the rows have one.
+    """A history from the rows of a table (Parquet, Spark), in order of ``index`` if all rows have one.
 
     Columns are those of the history format.  ``process`` may be text; columns named in ``json_columns`` hold JSON text
-    (anything that is not text, or no JSON, is taken as it is).  Raises :class:`HistoryError` for rows that do not pair.
+    (anything else is taken as it is).  Raises :class:`HistoryError` for rows that do not pair.
     """
     decoded = list(json_columns)
     events = []

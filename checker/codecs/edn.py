@@ -1,8 +1,8 @@
 """Jepsen's EDN histories, old and new.
 
-One map an event, bare or all inside one vector or list; records (``#jepsen.history.Op{...}``) count as maps, vectors
+One map per event, bare or all inside one vector or list; records (``#jepsen.history.Op{...}``) count as maps, vectors
 ``[process type f value]`` as events of the oldest form; comments and ``#_`` are skipped.  Keywords, symbols and
-strings all become ``str``.  Porcupine's key-value logs are of the same form.
+strings all become ``str``.  Porcupine's key-value logs have the same form.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|;[^\n]*|#_|#\{|##-?\w+|#\^?[\w.$/-]+|\\\
 _STRING_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "b": "\b", "f": "\f"}
 _CLOSERS = {"]": "[", ")": "(", "}": "{"}
 _CONSTANTS: dict[str, Any] = {"nil": None, "true": True, "false": False}
-#: What is no number stays a word, which is equal to itself.
+#: Symbolic values that are not numbers (NaN) stay strings, which equal themselves.
 _SYMBOLIC: dict[str, Any] = {"##Inf": math.inf, "##-Inf": -math.inf}
 _EVENT_IN_COMMENT = re.compile(r":(invoke|ok|fail|info)\b")
-#: What a tag stands before: a form, on the same line.
+#: What must follow a tag: a form, on the same line.
 _TAGGED = re.compile(r"[ \t,]*(?:[^\s,#\])};]|#\{|##)")
 _CODE_POINT = re.compile(r"u[0-9a-fA-F]{4}")
 _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
-#: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
+#: Maximum number of atoms cached while parsing: histories repeat few keywords and small numbers; times never repeat.
 _MAX_REMEMBERED = 1 << 16
-#: Digits of numbers worth remembering: longer ones are times, which never repeat.
+#: Maximum digits of numbers worth caching: longer ones are times, which never repeat.
 _SHORT_NUMBER = 4
-#: Deepest nesting that is read: what looks into values goes no deeper, and a file of braces would fill the memory.
+#: Deepest nesting that is read: code that inspects values recurses no deeper, and a file of braces would fill memory.
 _MAX_DEPTH = 1_000
-#: Tokens between two looks at the memory: what one form holds is held as a whole.
+#: Tokens between two checks of memory: a single form may be large, and is held as a whole.
 _TOKENS_PER_LOOK = 1 << 16
-#: Shapes of lines that are looked for: most histories have two to four, and each one more is tried on every line.
+#: Maximum number of line shapes: most histories have two to four, and every additional one is tried on each line.
 _MAX_SHAPES = 8
 
 
@@ -55,7 +55,7 @@ class EdnError(ValueError):
 
 
 class _Atoms(dict[str, Any]):
-    """Token to value, remembered."""
+    """Token -> value, cached."""
 
     def __missing__(self, token: str) -> Any:
         if token.isdecimal():
@@ -91,8 +91,8 @@ def _atom(token: str) -> Any:
 
 
 def _number(token: str) -> Any:
-    """The number that a token is; the token itself where it is none. Raises :class:`EdnError` for one that is so large
-    that it would equal every other such number."""
+    """The number that a token denotes, or the token itself if it is not a number.  Raises :class:`EdnError` for a
+    number so large that it could not be distinguished from others."""
     digits = token[:-1] if token[-1] == "N" else token
     if digits.lstrip("+-").isdecimal():
         return _whole(digits)
@@ -108,7 +108,7 @@ def _number(token: str) -> Any:
 
 
 def _decimal(token: str) -> Any:
-    """A decimal (``0.1M``) as exactly as it is written; a whole one is an int, as ``1`` is ``1.0``."""
+    """A decimal (``0.1M``), exactly as written; a whole number becomes an int, since ``1`` is ``1.0``."""
     found = ExactDecimal(token[:-1])
     places = max(abs(found.adjusted()), len(found.as_tuple().digits))
     if places > MAX_DECIMAL_PLACES:
@@ -124,7 +124,7 @@ def _whole(digits: str) -> int:
 
 
 def _escaped(name: str, names: dict[str, str]) -> str:
-    """The character of that name, or with that code point."""
+    """The character with this name or code point."""
     return chr(int(name[1:], 16)) if _CODE_POINT.fullmatch(name) else names.get(name, name)
 
 
@@ -136,7 +136,7 @@ def parse_edn(text: str) -> list[Any]:
 def _forms(
     text: str, atoms: _Atoms, first_line: int = 1, look: Callable[[str], None] = lambda reached: None
 ) -> list[tuple[Any, int]]:
-    """Top-level forms, each with the offset at which it ends; ``look`` is called with the line reached now and then."""
+    """Top-level forms, each with its end offset; ``look`` is called from time to time with the line reached."""
     out: list[tuple[Any, int]] = []
     stack: list[tuple[str, list[Any], int]] = []
     items: list[Any] | None = None
@@ -218,8 +218,8 @@ def _line(text: str, at: int, first_line: int) -> int:
 def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> History:
     """A history from Jepsen EDN.
 
-    ``keyed`` says that every value is an independent ``[key value]`` pair; by default that is recognised by reads
-    invoked with ``[key nil]``.  Raises :class:`FormatError` naming the line at fault.
+    ``keyed`` means that every value is an independent ``[key value]`` pair; by default that is recognised by reads
+    invoked with ``[key nil]``.  Raises :class:`FormatError`, which names the line at fault.
     """
     _Reader(file).read(text)
     history = file.finish()
@@ -230,9 +230,9 @@ def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> 
 
 
 class _Shape:
-    """Lines that name the same things in the same order, with the same type, and differ in other values only.
+    """Lines with the same names in the same order and the same type, which differ only in other values.
 
-    A history has few: matching a whole line at once is several times faster than taking it apart.
+    A history has few shapes, and matching a whole line at once is several times faster than splitting it into tokens.
     """
 
     def __init__(self, body: str, atoms: _Atoms) -> None:
@@ -262,10 +262,10 @@ class _Shape:
 
 
 class _Reader:
-    """Hands the events of a text to a file's, a batch of lines at a time.
+    """Passes the events of a text to a :class:`FileEvents`, one batch of lines at a time.
 
-    Lines like one before, and flat one-line maps, take shorter ways; forms that span lines are collected until they
-    are whole.
+    Lines with a known shape, and flat one-line maps, take fast paths; forms that span lines are collected until they
+    are complete.
     """
 
     def __init__(self, file: FileEvents) -> None:
@@ -278,7 +278,7 @@ class _Reader:
         self._pending_line = 1
 
     def read(self, text: str) -> None:
-        """Hand over all events.  Raises :class:`FormatError`."""
+        """Pass on all events.  Raises :class:`FormatError`."""
         lines = _without_outer(text).split("\n")
         for start in range(0, len(lines), BATCH_LINES):
             self._read_lines(lines[start : start + BATCH_LINES], start + 1)
@@ -329,7 +329,7 @@ class _Reader:
             self._take_pending()
 
     def _read_flat(self, body: str, number: int) -> bool:
-        """Take the event between the braces of a line, if it is a flat one."""
+        """Take the event between the braces of a line, if it is flat."""
         event = _flat_event(body, self._atoms)
         if event is None:
             return False
@@ -340,7 +340,7 @@ class _Reader:
         return True
 
     def _read_whole(self, line: str, number: int) -> bool:
-        """Take what stands on a line, if its forms end there."""
+        """Take the forms on a line, if they also end there."""
         try:
             forms = _forms(line, self._atoms, number, self._file.check_memory)
         except EdnError:
@@ -372,7 +372,7 @@ class _Reader:
             self._file.refuse(line, str(error), error)
 
     def _is_whole_event(self, line: str) -> bool:
-        """Whether a line is an event by itself, so that nothing before it can go on behind it."""
+        """Whether a line is an event on its own, so that it cannot be the continuation of a form before it."""
         if line[:1] not in ("{", "[", "#"):
             return False
         try:
@@ -403,7 +403,7 @@ def _flat_event(body: str, atoms: _Atoms) -> dict[str, Any] | None:
         if pairs is None and _FLAT.fullmatch(body):
             pairs = [(name, atoms[token]) for name, token in _PAIR.findall(body)]
     except EdnError:
-        return None  # the way for all other forms names the line
+        return None  # the slow path reports the line
     if pairs is None:
         return None
     event = dict(pairs)
@@ -417,7 +417,7 @@ def _whole_strings(tokens: list[str], body: str) -> bool:
 
 
 def _without_outer(text: str) -> str:
-    """The text without the one vector or list around all events, every line where it was."""
+    """The text without the vector or list around all events, with unchanged line numbers."""
     opening = _OUTER.match(text)
     closed = text.rstrip()
     if opening is None or closed[-1:] != {"[": "]", "(": ")"}[opening[1]]:
@@ -426,14 +426,14 @@ def _without_outer(text: str) -> str:
     return f"{text[:at]} {closed[at + 1 : -1]}"
 
 
-#: A vector or list that opens before the first event, behind comments.
+#: A vector or list that opens before the first event, possibly after comments.
 _OUTER = re.compile(r"(?:\s|;[^\n]*\n)*([\[(])(?=(?:\s|;[^\n]*\n)*[{#\[(])")
 #: Names with atoms, plain strings or vectors of atoms: most lines of most histories.
 _VALUE = r'"[^"\\]*"|\[[^\[\]{}()"#\\;]*\]|[^\s,{}\[\]()"#\\;]+'
 _FLAT = re.compile(rf"(?::[\w*+!?<>=/.-]+\s+(?:{_VALUE})[\s,]*)+")
 _PAIR = re.compile(rf":([\w*+!?<>=/.-]+)\s+({_VALUE})")
 _NESTED = re.compile(r"[\[\](){};#\\]")
-#: Most text that is looked at again and again for the end of a form that spans lines.
+#: Longest pending text that is rescanned at each line for the end of a form that spans lines.
 _MAX_REBALANCED_CHARS = 1 << 14
 
 
@@ -452,7 +452,7 @@ def _balanced(text: str) -> bool:
 def _event(form: Any, *, is_outer: bool = True) -> Iterator[dict[str, Any]]:
     """The events of a form: a map, a vector of the oldest kind, or one list around all.
 
-    Raises :class:`ValueError` for what is neither.
+    Raises :class:`ValueError` for anything else.
     """
     if isinstance(form, dict):
         yield form

@@ -1,9 +1,9 @@
-"""Our own format: one JSON object a line, in the order events happened; and JSON arrays of the same events.
+"""Our own format: one JSON object per line, in the order in which events happened; and JSON arrays of such events.
 
-:class:`JsonLines` is the one reader of such lines, of histories and traces, whole or still growing.  Lines are parsed
-in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does not parse, or in
-which an object may have a name twice, is read again line by line to name the line at fault.  A damaged line is always
-handed on: who reads refuses or counts it.
+:class:`JsonLines` is the only reader of such lines, for histories and traces, complete or still growing.  Lines are
+parsed in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does not parse, or
+in which an object may have a name twice, is read again line by line to find the line at fault.  Damaged lines are
+always returned: the caller refuses or counts them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
     "read_jsonl_stream",
 ]
 
-#: Read at a time: some ten thousand events, whose dicts (about 0.5 KB each) never weigh more than some megabytes.
+#: Bytes read at a time: some ten thousand events, whose dicts (about 0.5 KB each) take a few megabytes.
 CHUNK_BYTES = 1 << 20
-#: The longest line, so that a file without line ends does not fill the memory.  A log read has a few kilobytes.
+#: The longest line, so that a file without line ends does not fill memory.  A log read has a few kilobytes.
 MAX_LINE_BYTES = 64 << 20
-#: Bytes of a damaged line that are kept to be shown.
+#: Bytes of a damaged line that are kept for display.
 SHOWN_BYTES = 120
-#: What files of other kinds begin with, and what to do with them.
+#: First bytes of files of other kinds -> what to do with them.
 _OTHER_FILES = {
     b"\xff\xfe": "UTF-16 text; convert it to UTF-8 first",
     b"\xfe\xff": "UTF-16 text; convert it to UTF-8 first",
@@ -55,9 +55,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(eq=False)
 class DamagedLine(ValueError):
-    """A line (its number from 1) that holds no JSON, with its size and the beginning of its text.
+    """A line (numbered from 1) that is not valid JSON, with its size and the beginning of its text.
 
-    ``is_cut`` says that it is the file's last line and has no end: what a killed writer leaves.
+    ``is_cut``: it is the file's last line and has no line end, as a killed writer leaves it.
     """
 
     number: int
@@ -69,14 +69,14 @@ class DamagedLine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JsonBatch:
-    """What some lines hold, the number of each one's line, and the lines that hold nothing readable."""
+    """The objects of some lines, the line number of each, and the lines that could not be read."""
 
     objects: list[Any]
     numbers: Sequence[int]
     damaged: Sequence[DamagedLine] = ()
 
     def whole(self) -> Iterator[tuple[int, Any]]:
-        """Line numbers and what the lines hold, one after the other.  Raises the first :class:`DamagedLine`."""
+        """(line number, object) of each line.  Raises the first :class:`DamagedLine` when it is reached."""
         if not self.damaged:
             yield from zip(self.numbers, self.objects, strict=True)
             return
@@ -89,11 +89,11 @@ class JsonBatch:
 
 
 class JsonLines:
-    """Reads JSON lines from bytes, as they come.
+    """Reads JSON lines from bytes, as they arrive.
 
-    A line whose object has a name twice is damaged: two lines became one, or one was changed, and nobody can tell which
-    of the two holds.  ``max_line_bytes`` bounds what is held of a line without an end; that one is damaged, and the
-    last one read.
+    A line whose object has a name twice is damaged: two lines were merged, or one was changed, and there is no telling
+    which of the two values is right.  ``max_line_bytes`` bounds the memory for a line without an end; such a line is
+    damaged, and the last one read.
     """
 
     def __init__(self, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -103,7 +103,7 @@ class JsonLines:
         self._is_over = False
 
     def feed(self, data: bytes) -> JsonBatch:
-        """What the lines hold that ended within ``data``."""
+        """The objects of the lines that end within ``data``."""
         cut = data.rfind(b"\n") + 1
         if not cut or self._is_over:
             self._rest += data
@@ -116,7 +116,7 @@ class JsonLines:
         return JsonBatch(batch.objects, batch.numbers, [*batch.damaged, *late.damaged]) if late.damaged else batch
 
     def finish(self) -> JsonBatch:
-        """What stands behind the last line end."""
+        """The object of the text after the last line end, if any."""
         if self._is_over or not self._rest:
             return JsonBatch([], ())
         batch = self._parse(bytes(self._rest), self._next_line)
@@ -144,7 +144,7 @@ class JsonLines:
         lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
         with contextlib.suppress(UnicodeDecodeError), no_collection():
             text = chunk.decode()
-            # The line ends stay, because no text within JSON may hold one.
+            # The line ends stay, so that a string broken by a line end is still an error.
             joined = text.removesuffix("\n").replace("\n", "\n,")
             objects = _all_at_once(joined)
             if objects is not None and len(objects) == lines:
@@ -167,15 +167,15 @@ class JsonLines:
 
 
 class Readable(Protocol):
-    """What is read of an open file."""
+    """The part of an open file's interface that is used."""
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes, none at the end."""
+        """At most ``size`` bytes; empty at the end."""
         ...
 
 
 def read_batches(file: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonBatch]:
-    """All that a file holds, batch by batch; see :class:`JsonLines`.  Raises ``OSError``."""
+    """The content of a file, batch by batch; see :class:`JsonLines`.  Raises ``OSError``."""
     lines = JsonLines(max_line_bytes=max_line_bytes)
     while data := file.read(CHUNK_BYTES):
         yield lines.feed(data)
@@ -196,7 +196,7 @@ def _refuse(name: str) -> Any:
 
 
 def _finite(text: str) -> float:
-    """The number.  Raises ``ValueError`` for one that is so large that it would equal every other such number."""
+    """The number.  Raises ``ValueError`` for one so large that it could not be distinguished from others."""
     found = float(text)
     if math.isinf(found):
         raise ValueError(f"not JSON: {text[:SHOWN_BYTES]} is larger than any number that can be told from others")
@@ -204,7 +204,7 @@ def _finite(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of those pairs.  Raises ``ValueError`` where a name stands twice."""
+    """The object with these pairs.  Raises ``ValueError`` if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -214,12 +214,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
-#: Twice as slow, and the only one that sees a name that stands twice in an object.
+#: Twice as slow, but detects a name that occurs twice in an object.
 _decode_with_care = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object).decode
 
 
 def _all_at_once(text: str) -> list[Any] | None:
-    """Objects with commas between them; ``None`` where they are not surely that, or one has a name twice."""
+    """Parse objects separated by commas; ``None`` if the text does not parse, or an object has a name twice."""
     try:
         whole = f"[{text}]"
         objects: list[Any] = _decode(whole)
@@ -231,10 +231,10 @@ def _all_at_once(text: str) -> list[Any] | None:
 def _has_names_once(text: str, objects: list[Any]) -> bool:
     """Whether it is certain that no object of a text has a name twice.
 
-    Behind each name of an object stands a quote and a colon.  Within a text a quote has a backslash before it, so that
-    the names can be counted; where one came twice, the parser has kept one of the two.  Nothing is certain where a name
-    has space behind it, or a backslash at its end.  (Each of these looks at all of the text; those for one character
-    are quick.)
+    Each name of an object is followed by a quote and a colon.  Within a string a quote has a backslash before it, so
+    that the names can be counted; of a name that occurred twice, the parser has kept only one.  Nothing is certain if a
+    name is followed by space or ends with a backslash.  (Each test scans the whole text; those for one character are
+    fast.)
     """
     if "\t" in text or "\r" in text or (" " in text and '" :' in text):
         return False
@@ -248,13 +248,13 @@ def _has_names_once(text: str, objects: list[Any]) -> bool:
     at_top = sum(map(len, objects))
     if names == at_top:
         return True
-    # What an event holds is in its value, seldom elsewhere: a look there is quicker than one everywhere.
+    # Nested objects of an event are usually in its value, so looking only there first is faster.
     values = [value for value in map(_VALUE, objects) if value.__class__ in _HOLDERS]
     return names == at_top + sum(map(_names_in, values)) or names == sum(map(_names_in, objects))
 
 
 def _names_in(value: Any) -> int:
-    """The names of all objects in a value.  Raises ``RecursionError`` for one that is nested too deeply."""
+    """The number of names of all objects in a value.  Raises ``RecursionError`` if it is nested too deeply."""
     if value.__class__ is dict:
         return len(value) + sum(_names_in(item) for item in value.values() if item.__class__ in _HOLDERS)
     return sum(_names_in(item) for item in value if item.__class__ in _HOLDERS) if value.__class__ is list else 0
@@ -267,7 +267,7 @@ _VALUE = methodcaller("get", "value")
 def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None = None) -> History:
     """Read a JSONL history.
 
-    ``lenient`` leaves out lines that are no events, the half line of a killed writer among them, and events that do
+    ``lenient`` leaves out lines that are not events, including the half line of a killed writer, and events that do
     not fit those before them; ``History.skipped_events`` counts them and ``History.problems`` says why.  ``budget``
     bounds the memory.  Raises :class:`FormatError` for a bad line unless lenient, :class:`MemoryLimitError` at the
     bound, ``OSError`` for a file that cannot be read.
@@ -277,12 +277,12 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
 
 
 def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:
-    """The same of an open file; ``source`` names it in errors."""
+    """As `read_jsonl`, for an open file; ``source`` names it in errors."""
     events = FileEvents(source, lenient=lenient, budget=budget)
     with no_collection():
         for batch in read_batches(file):
             fed = 0
-            for line in batch.damaged:  # in order: of what is wrong the first is named
+            for line in batch.damaged:  # in order, so that the first error is reported
                 if line.number == 1 and line.text[:2] in _OTHER_FILES:
                     raise FormatError(source, None, _OTHER_FILES[line.text[:2]])
                 before = bisect_left(batch.numbers, line.number)
@@ -294,7 +294,7 @@ def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, bud
 
 
 def not_utf8(lines: Iterable[bytes], source: str) -> FormatError:
-    """Which line is not UTF-8, and what the whole may be instead."""
+    """An error that names the line that is not UTF-8, or what the file seems to be instead."""
     number = 0
     for number, line in enumerate(lines, 1):
         if number == 1 and line[:2] in _OTHER_FILES:
@@ -309,9 +309,9 @@ def not_utf8(lines: Iterable[bytes], source: str) -> FormatError:
 def read_json_array(text: str, file: FileEvents) -> History:
     """A JSON array of events, as elle-cli writes them.
 
-    Parsed in parts that end with a line, so that few events are objects at a time, and from the first part that does
-    not end with an event on, one event after the other.  Raises :class:`FormatError`; what is no JSON cannot be left
-    out by a lenient reader either.
+    It is parsed in parts that end with a line, so that few events are objects at a time; from the first part that does
+    not end with an event on, it is parsed event by event.  Raises :class:`FormatError`; invalid JSON cannot be left out
+    even by a lenient reader.
     """
     with no_collection():
         at = len(text) - len(text.lstrip()) + 1
@@ -336,14 +336,14 @@ def read_json_array(text: str, file: FileEvents) -> History:
 
 
 _PART_CHARS = 1 << 21
-"""Text of an array that is parsed at a time: some twenty thousand events."""
+"""Characters of an array that are parsed at a time: some twenty thousand events."""
 
 _decode_one = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object).raw_decode
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def _elements(text: str, at: int, line: int, source: str) -> Iterator[tuple[Any, int]]:
-    """The elements of an array behind its ``[`` or a comma at ``at - 1``, each with the line on which it begins."""
+    """The elements of an array after its ``[`` or a comma at ``at - 1``, each with the line on which it begins."""
     end, is_first = at, True
     while True:
         at = _SPACE.match(text, end).end()  # type: ignore[union-attr]

@@ -13,22 +13,22 @@ from checker.history import History
 __all__ = ["read_jepsen_log_text", "read_limo_text"]
 
 _LOG_LINE = re.compile(r"(?:^|\s)(-?\d+|:?[a-z][\w-]*)\s+:(invoke|ok|fail|info)\s+:([\w-]+)\s+(.*?)\s*$")
-#: In a comment of such a log: an event of its own without a process before it, or one of another format.
+#: In a comment of such a log: an event without a process before it, or one of another format.
 _LOG_EVENT = re.compile(r":(invoke|ok|fail|info)\s+:[\w-]|:type\s+:(invoke|ok|fail|info)\b|\"type\"\s*:")
-#: Behind the value of what failed or has no outcome: why.  Jepsen prints tabs between columns, and none within a value.
+#: The error after the value of a fail or info event.  Jepsen prints tabs between columns, and none within a value.
 _LOG_ERROR = re.compile(r":(?:fail|info)\t:[\w-]+\t[^\t]*\t(.*?)\s*$")
-#: What stands before every event in the logs of Porcupine's etcd tests.
+#: Prefix of every event in the logs of Porcupine's etcd tests.
 _ETCD_LOG = re.compile(r"INFO\s+jepsen\.util\s+-\s")
 _LIMO_VALUE = r"(?:\?<[^<>\s]*>|[^\s,<>\[\]()]+)"
 _LIMO_VALUES = rf"{_LIMO_VALUE}(?:\s*,\s*{_LIMO_VALUE})*"
 _LIMO_OBJECT = re.compile(r"#\s*@object\s+(?:atomic-)?([\w-]+)\s*$")
 _LIMO_CALL = re.compile(rf"\[(\d+)\]\s+call\s+(\w+)(?:\s*\(\s*({_LIMO_VALUES})?\s*\)|\s+({_LIMO_VALUES}))?$")
 _LIMO_RETURN = re.compile(rf"\[(\d+)\]\s+return(?:\s+({_LIMO_VALUES}))?$")
-#: In a comment of such a trace: an event of its own, or one of another format that `#` begins as well.
+#: In a comment of such a trace: an event, or one of another format whose lines also begin with `#`.
 _LIMO_EVENT = re.compile(r"\[\d+\]\s+(call|return)|:type\s+:(invoke|ok|fail|info)\b|\"type\"\s*:")
-#: What the histories of containers call their methods, by the names that the models know.
+#: Method name in these traces -> name in the models.
 _LIMO_METHODS = {"enq": "enqueue", "deq": "dequeue", "rem": "remove"}
-#: The same where the object is a container; of a map or a register these would be other things.
+#: The same for containers only; for a map or a register these names mean something else.
 _LIMO_CONTAINER_METHODS = {"put": "add", "get": "remove"}
 _LIMO_CONTAINERS = frozenset({"queue", "stack", "bag", "pool", "priority-queue", "priorityqueue", "deque"})
 _LIMO_TAKES = frozenset({"dequeue", "remove", "pop", "poll", "extract"})
@@ -55,20 +55,20 @@ def _read(text: str, file: FileEvents, parse: Parse) -> History:
                 numbers.append(number)
         file.feed(events, numbers)
     if text and not text.endswith("\n"):
-        # In these formats alone a line that was cut short can be a whole one; many are written without a last end.
+        # Only in these formats can a truncated line still parse; and many files have no line end at the end.
         file.note("the last line has no end: it may be cut short, and others behind it be missing")
     return file.finish()
 
 
 def read_jepsen_log_text(text: str, file: FileEvents) -> History:
-    """Lines ``process :type :f value`` behind any log prefix, or ``process :type :f value error`` with tabs between
-    them, as Jepsen's ``history.txt`` has.
+    """Lines ``process :type :f value`` after any log prefix, or ``process :type :f value error`` separated by tabs, as
+    in Jepsen's ``history.txt``.
 
-    In the logs of Porcupine's etcd tests a compare-and-set that failed made its comparison and found another value: it
-    is read as one that completed with the result ``False``.  Anywhere else a failure says that nothing happened.
+    In the logs of Porcupine's etcd tests, a compare-and-set that failed has found another value: it is read as
+    completed with the result ``False``.  Anywhere else a failure means that nothing happened.
 
-    Raises :class:`FormatError` for a line that is no event, whose value is not EDN, or that does not pair; a lenient
-    reader leaves out the other lines of a log.
+    Raises :class:`FormatError` for a line that is not an event, whose value is not EDN, or that does not pair; a
+    lenient reader leaves out other lines of a log.
     """
     memory: dict[str, Any] = {}
 
@@ -111,16 +111,16 @@ def read_limo_text(text: str, file: FileEvents) -> History:
     """Call and return traces of LiMo and of the tools it descends from.
 
     Lines are ``[thread] call add(1)``, ``[thread] call push 1``, ``[thread] return``, ``[thread] return 1`` or
-    ``[thread] return empty``; a first line ``# @object atomic-stack`` names the object.  Where that is a container, a
-    take may name in its call what it took, ``[thread] call pop(1)``, and return nothing; a take that says neither found
-    nothing.  Sources: the descriptions of the format in the repositories of LiMo (PLDI 2025) and of "Monitoring
-    Refinement via Symbolic Reasoning" (PLDI 2015).
+    ``[thread] return empty``; a first line ``# @object atomic-stack`` names the object.  If that is a container, a take
+    may name the value that it took in its call, ``[thread] call pop(1)``, and return nothing; a take without a value in
+    call and return found nothing.  Sources: the descriptions of the format in the repositories of LiMo (PLDI 2025) and
+    of "Monitoring Refinement via Symbolic Reasoning" (PLDI 2015).
     """
     return _read(text, file, _LimoTrace().parse)
 
 
 class _LimoTrace:
-    """What the lines so far say about those that follow."""
+    """Parser of a trace, with the state that later lines depend on."""
 
     def __init__(self) -> None:
         self._object: str | None = None
@@ -167,7 +167,7 @@ class _LimoTrace:
 
 
 def _limo_values(text: str | None) -> Any:
-    """One value as it is, several as a list, none as ``None``."""
+    """A single value as it is, several as a list, none as ``None``."""
     values = [_limo_value(part) for part in re.findall(_LIMO_VALUE, text or "")]
     return values[0] if len(values) == 1 else values or None
 

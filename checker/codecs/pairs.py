@@ -1,4 +1,4 @@
-"""Independent ``[key value]`` pairs, as Jepsen has them: what was asked of a key stands beside it in the value."""
+"""Independent ``[key value]`` pairs as in Jepsen, where the value of an operation contains the key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["looks_keyed", "split_keys", "unanswered", "with_keys"]
 
 
 def looks_keyed(history: History, open_rows: Container[int]) -> bool:
-    """Whether every value is such a pair, and some operation was asked with ``[key nil]``, as a read of a key is.
+    """Whether every value is such a pair, and some operation was invoked with ``[key nil]``, as reads of a key are.
 
-    The rows of ``open_rows`` need have no answer; what failed or has no outcome may say why in its place
-    (``:value :timed-out``).  An ``insert`` of write skew has a place for each of two tables, one
-    of which is ``nil``: that shows no key.
+    The rows of ``open_rows`` need no result; fail and info events may have the reason as their value
+    (``:value :timed-out``).  An ``insert`` of write skew has a position for each of two tables, one of which is
+    ``nil``: that is not evidence of a key.
     """
     found = False
     for row, value in enumerate(history.value):
@@ -35,8 +35,8 @@ def looks_keyed(history: History, open_rows: Container[int]) -> bool:
 
 
 def with_keys(history: History, source: str, *, lenient: bool) -> History:
-    """The history of a file or table that is no EDN; taken apart by key where it names none, and its values are
-    ``[key, value]`` pairs: Jepsen's independent tests.  Of one register they would be wrong, however right each is."""
+    """The history of a file or table that is not EDN, split by key if it names no keys and its values are ``[key,
+    value]`` pairs, as in Jepsen's independent tests: correct registers would be invalid if read as a single one."""
     first = history.value[0] if len(history) else None
     if not history.keyed and isinstance(first, list) and looks_keyed(history, unanswered(history)):
         split_keys(history, source, lenient=lenient)
@@ -44,13 +44,13 @@ def with_keys(history: History, source: str, *, lenient: bool) -> History:
 
 
 def unanswered(history: History) -> set[int]:
-    """The rows without a result: recorders of our own form may leave a value out that says nothing new."""
+    """The rows without a result: in our own format, recorders may omit a value that adds nothing."""
     return {row for row, result in enumerate(history.result) if result is None}
 
 
 def split_keys(history: History, source: str, *, lenient: bool) -> None:
-    """Take the pairs apart.  Raises :class:`FormatError` for an answer with another key than was asked of, which is
-    left out where the reader is lenient; a pair behind what did not succeed may be its error (``[:timed-out "..."]``).
+    """Split the pairs.  Raises :class:`FormatError` for a result with another key than the operation's, which a lenient
+    reader leaves out; a pair in an event that did not succeed may be its error (``[:timed-out "..."]``).
     """
     for row, value in enumerate(history.value):
         result = history.result[row]

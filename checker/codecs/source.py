@@ -1,4 +1,4 @@
-"""What every reader does with what it finds: events go into a history, and nothing is lost without a word."""
+"""Shared by all readers: passes events into a history, and reports or counts everything that does not fit."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ __all__ = ["BATCH_LINES", "EVENT_IN_COMMENT", "FileEvents", "FormatError", "Memo
 #: (about 0.5 KB each) never weigh more than some tens of megabytes.
 BATCH_LINES = 20_000
 
-#: Left out on purpose, or two lines that became one: nobody can tell.
+#: Commented out on purpose, or two lines merged into one: there is no telling.
 EVENT_IN_COMMENT = "an event within a comment"
 
 
-#: Share of a history's whole time by which the time of an event may lie before that of an earlier one.  Recorders that
-#: take the time before the place in the file have some microseconds; files of several clients put one behind the other,
-#: nearly all of it.
+#: Fraction of a history's duration by which times may go back from one event to the next.  Recorders that take the time
+#: before reserving the place in the file go back by microseconds; concatenated files of several clients, by nearly all.
 MAX_STEP_BACK = 0.1
 
 _TIME = itemgetter("time")
 
 
 class FormatError(HistoryError):
-    """A file that is not what it should be; says which file, which line (from 1) and why.
+    """A malformed file; names the file, the line (from 1) and the reason.
 
-    ``can_be_left_out`` says that a lenient reader would go on behind what is wrong.
+    ``can_be_left_out``: a lenient reader would leave out the faulty part and continue.
     """
 
     def __init__(self, source: str, line: int | None, reason: str, *, can_be_left_out: bool = False) -> None:
@@ -54,8 +53,8 @@ class MemoryLimitError(Exception):
 class FileEvents:
     """The events of one file on their way into a history.
 
-    What does not fit is refused with file and line, or left out and counted where the reader is ``lenient``.
-    ``budget`` bounds the memory that reading takes.  Of a table ``is_table``, and its lines are rows.
+    What does not fit is refused with file and line, or left out and counted if the reader is ``lenient``.
+    ``budget`` bounds the memory that reading takes.  ``is_table``: the source is a table, whose lines are rows.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class FileEvents:
         self._earliest: Any = None
         self._latest: Any = None
         self._step_back: tuple[Any, int] | None = None
-        """The greatest step back in time, and the line to which it leads."""
+        """The greatest step back in time, and the line of the earlier time."""
 
     def feed(self, events: Sequence[Any], lines: Sequence[int]) -> None:
-        """Take events and the lines they stand on.
+        """Take events with their line numbers.
 
         Raises :class:`FormatError`, or :class:`MemoryLimitError` once more memory is held than allowed.
         """
@@ -91,8 +90,8 @@ class FileEvents:
             self.check_memory(f"{self._unit} {lines[-1]:,}")
 
     def _watch_times(self, events: Sequence[Any], lines: Sequence[int]) -> None:
-        """Note how far times go back: the order of the lines is taken for that in which events happened, which an
-        ``index`` says, where there is one."""
+        """Track how far times go back, because without an ``index`` the order of lines is taken for the order of
+        events."""
         if self._builder.is_indexed:
             return
         try:
@@ -113,8 +112,8 @@ class FileEvents:
         self._latest = in_order[-1] if self._latest is None else max(self._latest, in_order[-1])
 
     def _refuse_times_that_go_back(self) -> None:
-        """Raise :class:`FormatError` for events that do not stand in the order in which they say that they happened:
-        what returned before what began is read off their order, and the verdict with it."""
+        """Raise :class:`FormatError` for events that are not in the order of their times: which operation returned
+        before which was invoked, and so the verdict, depends on the order of events."""
         if self._step_back is None or self._unit == "row":
             return
         step, line = self._step_back
@@ -129,7 +128,7 @@ class FileEvents:
         self._builder.history.note(f"{self.source}:{line}: {reason}")
 
     def feed_alone(self, events: Sequence[Any], lines: Sequence[int]) -> None:
-        """The same, for formats in which no event needs a process where none has one: all are then of process 0."""
+        """As `feed`, for formats in which all events may lack a process: then all belong to process 0."""
         if self._is_without_processes is None and events:
             self._is_without_processes = all(isinstance(event, dict) and "process" not in event for event in events)
         if self._is_without_processes:
@@ -150,17 +149,17 @@ class FileEvents:
         )
 
     def refuse(self, line: int, reason: str, cause: Exception | None = None) -> None:
-        """Something that is no event: raises :class:`FormatError`, or counts it where the reader is lenient."""
+        """Refuse something that is not an event: raises :class:`FormatError`, or counts it if the reader is lenient."""
         if not self.lenient:
             raise FormatError(self.source, line, reason, can_be_left_out=True) from cause
         self._builder.history.leave_out(f"{self.source}:{line}: {reason}")
 
     def note(self, problem: str) -> None:
-        """Say something about the file to whoever reads the verdict."""
+        """Add a remark about the file for the reader of the verdict."""
         self._builder.history.note(f"{self.source}: {problem}")
 
     def never_completed(self) -> set[int]:
-        """The rows that are open at this moment."""
+        """The rows of operations that are open now."""
         return self._builder.never_completed()
 
     def finish(self) -> History:

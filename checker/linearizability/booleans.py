@@ -15,16 +15,16 @@ __all__ = ["distinguished", "exact_model", "mixes_booleans"]
 
 @runtime_checkable
 class HasInitial(Protocol):
-    """A model whose first state is a value of its user's."""
+    """A model whose initial state is a value given by the user."""
 
     initial: Any
 
 
 def mixes_booleans(history: History, model: Model) -> bool:
-    """Whether a boolean occurs where it could be taken for a number.
+    """Whether a boolean occurs where it could be mistaken for a number.
 
-    Not where the model's ``answers`` are booleans and none of them is a number.  One look at every value: where the
-    history was read from a text without any boolean it says so, and nothing is looked at.
+    That excludes results of the model's ``answers`` if they are booleans and none of them is a number.  Inspects every
+    value once, or none if the history is marked as free of booleans.
     """
     if isinstance(model, HasInitial) and holds_boolean([model.initial]):
         return True
@@ -36,7 +36,7 @@ def mixes_booleans(history: History, model: Model) -> bool:
 
 
 def _results(history: History, model: Model) -> list[Any]:
-    """All results but those that only answer yes or no, unless numbers are among the answers."""
+    """All results except yes-or-no answers, unless there are numbers among the answers."""
     if not model.answers:
         return history.result
     answers: list[Any] = []
@@ -49,9 +49,9 @@ def _results(history: History, model: Model) -> list[Any]:
 
 
 def distinguished(history: History, model: Model) -> tuple[History, Model]:
-    """The same history and model with exact values; only its keys are where the model is not ours.
+    """The same history and model with exact values; for a model that is not ours, only with exact keys.
 
-    The ``step`` of a user's model sees values as they were recorded; the search tells them, and the states, apart.
+    The ``step`` of a user's model sees values as recorded; the search distinguishes them, and the states.
     """
     keys = list(map(exact, history.key)) if history.keyed else history.key
     if not is_ours(model):
@@ -61,7 +61,7 @@ def distinguished(history: History, model: Model) -> tuple[History, Model]:
 
 
 def exact_model(model: Model) -> Model:
-    """The same model of ours with an exact first value, where it has one."""
+    """The same built-in model with an exact initial value, if it has one."""
     if not isinstance(model, HasInitial):
         return model
     changed: Model = replace(model, initial=exact(model.initial))  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
 """Budgets of time and memory.  Past either, the answer is ``unknown``; nothing here ever raises MemoryError.
 
-Memory is judged by what the process has gained, not by what an operation is expected to take: that differs by a factor
-of ten with the history.  Where much is expected, a second thread looks at the gain while the first one works.
+Memory is measured as the growth of the process, not estimated per operation, because that varies by a factor of ten
+between histories.  If the estimate is large, a second thread watches the growth while the first one works.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Budget", "LimitReached", "no_collection", "resident_bytes"]
 
 _PAGE_BYTES = resource.getpagesize()
 
-#: Share of the memory that this process may still take that a check without an explicit limit may take.
+#: Fraction of the free memory of this process that a check without an explicit limit may use.
 DEFAULT_MEMORY_SHARE = 0.5
-#: Used where nothing says how much memory is free.
+#: Used if it is not known how much memory is free.
 DEFAULT_MEMORY_BYTES = 1 << 30
 _MIB = 1 << 20
-#: Memory that any machine which runs Python has; asking how much is free costs more than a small check.
+#: Memory that any machine running Python has; finding out how much is free costs more than a small check.
 _SURELY_THERE_BYTES = 32 * _MIB
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Without the collector of circles, which would look again and again at objects that all stay."""
+    """Disable the cyclic garbage collector, which would repeatedly scan objects that all stay alive."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -44,7 +44,7 @@ def no_collection() -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now (Linux), or its peak so far where only that is known."""
+    """Current resident memory of this process (Linux), or its peak so far if only that is known."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -58,12 +58,12 @@ def _default_memory_bytes() -> int:
 
 
 class LimitReached(Exception):
-    """A limit was passed within work that was watched; the text says which."""
+    """A limit was exceeded during watched work; the text says which."""
 
 
 def _limit_reached_by(reason: str) -> type[LimitReached]:
-    """A class whose objects have this reason without arguments: what is raised in another thread is given none, and may
-    come out where nobody has put the reason in, such as at the end of the watch."""
+    """A subclass that has this reason when constructed without arguments: an exception raised in another thread gets
+    none, and may surface where nothing adds the reason, such as at the end of the watch."""
 
     class LimitReachedBy(LimitReached):
         def __init__(self) -> None:
@@ -72,18 +72,18 @@ def _limit_reached_by(reason: str) -> type[LimitReached]:
     return LimitReachedBy
 
 
-#: Time between two looks of a watch: at the rate at which Python takes memory, some ten MiB.
+#: Time between two checks of a watch: Python allocates some ten MiB in that time.
 WATCH_INTERVAL_S = 0.02
 
-#: Time after which it is raised again where the work goes on.  Python passes over what is raised while it collects or
-#: finalizes objects (a ``__del__``, a callback of gc, as Hypothesis has one).
+#: Time after which the exception is raised again if the work continues.  Python ignores exceptions in ``__del__`` and
+#: in callbacks of gc, such as Hypothesis has.
 AGAIN_S = 1.0
 
 
 class _Watch:
-    """Raises :class:`LimitReached` in the thread that entered it once ``exhausted`` says so.
+    """Raises :class:`LimitReached` in the thread that entered it once ``exhausted`` returns a reason.
 
-    For work that does not look at its budget itself.  Whatever that work was about to make is to be thrown away.
+    For work that does not check its budget itself.  The caller must discard the incomplete results of that work.
     """
 
     def __init__(self, exhausted: Callable[[], str | None]) -> None:
@@ -96,7 +96,7 @@ class _Watch:
     def __enter__(self) -> None:
         self._watched = threading.get_ident()
         self._thread = threading.Thread(target=self._look, name="budget watch", daemon=True)
-        with contextlib.suppress(RuntimeError):  # a limit of threads: the work goes on unwatched
+        with contextlib.suppress(RuntimeError):  # no more threads allowed: the work goes on unwatched
             self._thread.start()
 
     def __exit__(
@@ -111,11 +111,11 @@ class _Watch:
                 is_here = True
         if self._reason is None:
             if self._thread.ident is not None:
-                self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
+                self._thread.join()  # ends at once; a later fork then finds no other thread
             return
         if not is_here or self._times_raised > 1:
-            # Raised as the work ended, and not here yet: it must not arrive in what comes next.  It arrives at the next
-            # instruction of this thread, unless the work has caught it.
+            # Raised as the work ended, but not delivered yet: it must not hit the code that follows.  It is delivered
+            # at the next instruction of this thread, unless the work has caught it.
             with contextlib.suppress(LimitReached):
                 for _ in range(10):
                     time.sleep(WATCH_INTERVAL_S)
@@ -140,8 +140,8 @@ class _Watch:
 class Budget:
     """What a check may use: ``timeout_s`` seconds from now, ``memory_mb`` MiB beyond what the process holds now.
 
-    Without ``timeout_s`` time is unlimited.  Without ``memory_mb`` the limit is half of what the machine, the container
-    and ``ulimit -v`` leave: a check never runs a machine out of memory.
+    Without ``timeout_s`` time is unlimited.  Without ``memory_mb`` the limit is half of the memory that the machine,
+    the container and ``ulimit -v`` leave, so that a check never exhausts a machine's memory.
     """
 
     def __init__(self, *, timeout_s: float | None = None, memory_mb: float | None = None) -> None:
@@ -156,7 +156,7 @@ class Budget:
 
     @property
     def memory_bytes(self) -> int:
-        """The limit.  The default one is looked up when first needed: small checks never need it."""
+        """The limit.  The default is determined when first needed, which small checks never do."""
         if self._memory_bytes is None:
             self._memory_bytes = _default_memory_bytes()
         return self._memory_bytes
@@ -173,13 +173,13 @@ class Budget:
         return max(0, now - self._base_bytes)
 
     def late(self) -> str | None:
-        """The time limit alone, which is quick to look at."""
+        """The time limit, if it has passed, as text; else ``None``.  Faster than `exhausted`."""
         if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:
             return f"the time limit of {self.timeout_s:g} s was reached"
         return None
 
     def exhausted(self) -> str | None:
-        """Which limit is passed, in words, or ``None``."""
+        """The limit that has been exceeded, as text, or ``None``."""
         if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:
             return f"the time limit of {self.timeout_s:g} s was reached"
         used = self.used_bytes()
@@ -190,21 +190,21 @@ class Budget:
         return None
 
     def watched(self, expected_bytes: int) -> contextlib.AbstractContextManager[None]:
-        """A context within which passing a limit raises :class:`LimitReached`.
+        """A context in which exceeding a limit raises :class:`LimitReached`.
 
-        Only where ``expected_bytes`` is more than allowed: a watch costs more than a small check takes.  Interpreters
-        other than CPython cannot interrupt a thread: there what is expected decides, and this raises at once.
+        It only watches if ``expected_bytes`` is more than allowed: a watch costs more than a small check.  Interpreters
+        other than CPython cannot interrupt a thread; there the expectation decides, and this raises at once.
         """
         refused = self.refuses_bytes(expected_bytes)
         if refused is None:
             return contextlib.nullcontext()
         if sys.implementation.name != "cpython":
             raise LimitReached(refused)
-        self.used_bytes()  # what is gained counts from here, at the latest
+        self.used_bytes()  # growth is measured from here, at the latest
         return _Watch(self.exhausted)
 
     def watched_anyway(self) -> contextlib.AbstractContextManager[None]:
-        """The same whatever is expected, for work of which one part alone may take too long, on CPython."""
+        """As `watched`, but whatever is expected, for work in which one step may take too long.  CPython only."""
         if sys.implementation.name != "cpython":
             return contextlib.nullcontext()
         self.used_bytes()

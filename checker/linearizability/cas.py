@@ -1,8 +1,8 @@
 """Compare-and-set registers whose values are all written once: near-linear.
 
-A successful ``cas(u -> v)`` puts v right behind u, so values form chains, each begun by a write or the initial value.
-Two successors of one value, or a cycle, is a violation.  Inside a chain the order is known; between chains the zones of
-the plain register apply, with a chain in the place of a value (Gibbons & Korach 1997, section on read-modify-write).
+A successful ``cas(u -> v)`` puts v directly after u, so values form chains, each begun by a write or the initial value.
+Two successors of one value, or a cycle, are a violation.  Within a chain the order is known; between chains the zones
+of the plain register apply, with chains instead of values (Gibbons & Korach 1997, section on read-modify-write).
 A crashed write or ``cas`` counts only if its value was seen, by a read or by a ``cas`` that counts.
 O(n log n) time, O(n) memory.
 """
@@ -87,7 +87,7 @@ _WRITE = object()
 
 
 def _count_observed(values: _Values, crashed: dict[Any, tuple[int, Any]]) -> None:
-    """Crashed operations whose value was seen did happen; what they replaced was seen by them in turn."""
+    """Include crashed operations whose value was seen; the values that they replaced were then seen, too."""
     wanted = [value for value in crashed if value in values.read_first]
     wanted += [old for old in values.parent.values() if old in crashed]
     while wanted:
@@ -103,7 +103,7 @@ def _count_observed(values: _Values, crashed: dict[Any, tuple[int, Any]]) -> Non
 
 
 def _chains(values: _Values, initial: Hashable) -> str | None:
-    """What is wrong, or ``None``: chains must exist, be in real-time order inside, and not cross each other."""
+    """What is wrong, or ``None``: values must form chains in real-time order, which do not cross each other."""
     writer, parent, child = values.writer, values.parent, values.child
     value: Any
     for value, old in parent.items():

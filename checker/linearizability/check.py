@@ -1,4 +1,4 @@
-"""The facade: a history and a model in, a result out."""
+"""The facade: checks a history against a model and returns a result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from checker.words import short
 
 __all__ = ["check"]
 
-#: Keys listed by name in ``stats``: enough to look at, never a report of unbounded size.
+#: Keys listed by name in ``stats``: enough to inspect, and reports stay bounded.
 MAX_LISTED = 10
 
 
@@ -38,13 +38,13 @@ def check(
     """Check whether a history is linearizable with respect to a model.
 
     ``history`` is a :class:`History`, events of the history format, or :class:`Operation` objects; ``model`` a model or
-    its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``
-    (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the check; past either the verdict is
-    ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.  ``jobs`` processes share
-    the keys.  ``first`` ends at the first key that is found invalid.
+    its name.  Each key is an independent object (linearizability is local).  ``timeout_s`` (seconds) and ``memory_mb``
+    (MiB beyond what the process holds) bound the check; past either the verdict is ``unknown``.  ``explained=False``
+    leaves out the witness of an invalid history.  ``jobs`` processes share the keys.  ``first`` ends the check at the
+    first key that is found invalid.
 
     Raises :class:`HistoryError` for events that do not pair and for values that the model cannot be used with,
-    :class:`ModelError` for operations the model lacks.
+    :class:`ModelError` for operations that the model lacks.
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     if isinstance(model, str):
@@ -61,7 +61,7 @@ def check(
         except (TypeError, Unhashable):
             if is_exact:
                 raise
-            # Values that are lists or maps, which the history of a file holds as they were written.
+            # Values that are lists or maps, which a history from a file holds as they were written.
             if is_ours(model):
                 history, model = distinguished(history, model)
             else:
@@ -76,7 +76,7 @@ def check(
 
 
 def _as_recorded(result: Result, history: History) -> Result:
-    """The same result, with the operations of its witness as the history that was given has them."""
+    """The same result, with the operations of its witness as in the original history."""
     if result.witness is None:
         return result
     operations = history.operations(operation.index for operation in result.witness.operations)
@@ -99,7 +99,7 @@ def _check(
 
 
 def summarise(history: History, model: Model, outcomes: list[KeyOutcome], budget: Budget, *, explained: bool) -> Result:
-    """One result from the outcomes of all keys."""
+    """Combine the outcomes of all keys into one result."""
     verdict = worst(outcome.verdict for outcome in outcomes)
     search_s = budget.elapsed_s()
     stats = _stats(history, model, outcomes, search_s)

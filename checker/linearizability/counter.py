@@ -1,4 +1,4 @@
-"""Counters: bounds on every read, as a quick way to a violation.  Linear after sorting."""
+"""Counters: bounds on every read, as a fast way to find a violation.  Linear after sorting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Sums:
 
 
 def read_bounds(history: History, rows: Sequence[int], initial: int) -> list[tuple[int, int, int]]:
-    """For every completed read: its row, the least and the greatest sum that it can have seen."""
+    """For every completed read: its row, and the least and the greatest sum that it can have seen."""
     done_up: list[tuple[int, int]] = []
     may_up: list[tuple[int, int]] = []
     done_down: list[tuple[int, int]] = []
@@ -61,15 +61,15 @@ def read_bounds(history: History, rows: Sequence[int], initial: int) -> list[tup
 
 
 def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) -> Violation | None:
-    """A violation: a read outside of the bounds that additions allow; ``None`` where the bounds leave one answer each.
+    """A violation: a read outside the bounds that additions allow; ``None`` if the bounds leave each read one answer.
 
-    That is so where no addition ran beside a read.  Raises :class:`NotApplicable` where one did or crashed and every
-    read lies within its bounds, and for floats: bounds alone prove nothing then.
+    That is the case if no addition ran concurrently with a read.  Raises :class:`NotApplicable` if one did or crashed
+    and every read lies within its bounds, and for floats: bounds alone prove nothing then.
     """
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")
     is_open = False
-    # Of several reads that are wrong the one that returned first is named: the explanation ends with it.
+    # Of several wrong reads, report the one that returned first: the explanation ends with it.
     for row, low, high in sorted(read_bounds(history, rows, model.initial), key=lambda read: history.returned[read[0]]):
         result = history.result[row]
         if not isinstance(result, NUMBERS) or not low <= result <= high:

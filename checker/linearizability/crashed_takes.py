@@ -1,9 +1,9 @@
 """What takes of unknown outcome may have taken from a container, if all puts put different values.
 
-Such a take may have taken any value that never came out, from its invocation on, or nothing, or never have happened.
-In bags and FIFO queues it is enough to count (:func:`never_empty`: exact and near-linear).  In stacks and priority
-queues it is tried (:func:`with_crashed_takes`): whatever explains the history has the first value of each contradiction
-taken.
+Such a take may have taken any value that never came out, from its invocation on, or nothing, or may not have happened.
+For bags and FIFO queues counting is enough (:func:`never_empty`: exact and near-linear).  For stacks and priority
+queues assignments are tried (:func:`with_crashed_takes`): in every explanation of the history, the first value of each
+contradiction was taken.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["never_empty", "with_crashed_takes"]
 
 TESTS_PER_TAKE = 4
 SPARE_TESTS = 64
-"""How often a history is tested, by its takes of unknown outcome, before the general search has to decide: as a rule
-the first guess is right, so that one test for each of them suffices, and for each a logarithmic number that says which
-takes are early enough. A test is near-linear."""
+"""Limits on the near-linear tests of a history, per take of unknown outcome and in addition, before the general search
+has to decide.  The first guess is usually right; then one test per take suffices, plus a logarithmic number per take to
+find out which takes are early enough."""
 
 
 def never_empty(
     history: History, rows: Sequence[int], flows: Flows, model: FIFOQueue | UnorderedQueue
 ) -> Violation | None:
-    """A take that found nothing although takes of unknown outcome cannot have emptied the container, or ``None``."""
+    """A take that found nothing, although takes of unknown outcome cannot have emptied the container, or ``None``."""
     starts, ends = _free_spans(flows)
     for row, invoked, returned in flows.empties:
         index = bisect_right(starts, returned - 1) - 1
@@ -45,12 +45,12 @@ def never_empty(
 
 
 def _free_spans(flows: Flows) -> tuple[list[int], list[int]]:
-    """Starts and ends of the spans of time, in order, at whose instants the container can have been empty.
+    """Starts and ends of the time spans, in order, in which the container can have been empty.
 
-    That is where nothing that came out for certain is surely inside, and no more values that never came out had been
-    put than takes of unknown outcome had begun.  By Hall's theorem those takes can then be dealt out so that every such
-    instant is free, and values that were overtaken in a FIFO queue are gone in time as well, if they can be at all:
-    whatever overtook one that was put after such an instant has also overtaken all that were put before.
+    These are the instants at which no value that is known to have come out is certainly inside, and at most as many
+    values that never came out had been put as takes of unknown outcome had begun.  By Hall's theorem those takes can
+    then be assigned so that every such instant is free.  Overtaken values in a FIFO queue are then gone in time, too,
+    if that is possible at all: a value that overtook one put after such an instant also overtook all those put before.
     """
     changes: list[tuple[int, int, int]] = [(invoked, 0, -1) for invoked in flows.crashed_takes]
     for value, (_, _, returned) in flows.into.items():
@@ -81,11 +81,12 @@ Test = Callable[[Flows], Violation | None]
 
 
 def with_crashed_takes(history: History, flows: Flows, test: Test) -> Violation | None:
-    """What ``test`` says of flows some takes of which have no known outcome.
+    """The result of ``test`` for flows with takes of unknown outcome.
 
-    Such takes may not have happened: without them, no violation means none at all.  If one remains although everything
-    that never came out may have gone as soon as the first of them began, there is one.  In between values are dealt
-    out to takes until nothing contradicts.  Raises :class:`NotApplicable` where that takes too many tests.
+    Such takes may not have happened: if there is no violation without them, there is none.  If there is one even when
+    every value that never came out may have left as soon as the first such take began, the history is invalid.  In
+    between, values are assigned to takes until no contradiction is left.  Raises :class:`NotApplicable` if that needs
+    too many tests.
     """
     violation = test(flows)
     if violation is None or not flows.crashed_takes:
@@ -100,13 +101,14 @@ def with_crashed_takes(history: History, flows: Flows, test: Test) -> Violation 
 
 
 class _Deal:
-    """Values that never came out, given to takes of unknown outcome until a history is explained or cannot be.
+    """Assigns values that never came out to takes of unknown outcome until a history is explained or cannot be.
 
     The rows of a violation contradict each other whatever happened to all other values.  Of its values that never came
-    out, the one put first is inside from then on to the end, so that it contradicts the rest by itself even if all the
-    others were taken: whatever explains the history has it taken.  By whom is guessed first: who is due first gets the
-    take that began first.  Where that does not explain the history all is tried: each value gets the last take that is
-    early enough for it and the values that came out for certain, then earlier ones, which others may need more.
+    out, the one put first stays inside from then on, so that it contradicts the rest on its own even if all the others
+    were taken: in every explanation of the history it was taken.  The take is guessed first: the value that is due
+    first gets the take that began first.  If that does not explain the history, all assignments are tried: each value
+    gets the last take that is early enough for it and the values known to have come out, then earlier takes, which
+    other values may need more.
     """
 
     def __init__(self, history: History, flows: Flows, test: Test) -> None:
@@ -125,9 +127,9 @@ class _Deal:
         self._tests_left = each * len(self._takes) + SPARE_TESTS
 
     def is_guessed(self) -> bool:
-        """Whether the history is explained where the takes, as they began, took values as these were due.
+        """Whether the history is explained if the takes, in order of invocation, took values in order of deadline.
 
-        The flows are left as they came."""
+        The flows are left unchanged."""
         flows, takes = self._flows, self._takes
         taken: list[Any] = []
         while len(taken) < len(takes):
@@ -154,7 +156,7 @@ class _Deal:
         self._flows.crashed_takes = list(self._takes)
 
     def settle(self, violation: Violation) -> Violation | None:
-        """A violation if no way to deal explains the history, ``None`` if one does."""
+        """A violation if no assignment explains the history, ``None`` if one does."""
         flows = self._flows
         given: list[Any] = []
         waiting = [self._ways(violation)]
@@ -186,7 +188,7 @@ class _Deal:
         return violation
 
     def _ways(self, violation: Violation) -> Iterator[tuple[Any, int]]:
-        """The value of a violation that has to be taken, with each take that is left and early enough for it."""
+        """The value of a violation that must have been taken, with each unused take that is early enough for it."""
         value = self._first_to_go(violation)
         if value is None:
             return
@@ -195,7 +197,7 @@ class _Deal:
                 yield value, invoked
 
     def _first_to_go(self, violation: Violation) -> Any | None:
-        """The value that was put first of those in a violation that nobody took."""
+        """The value in a violation that was put first among those that never came out; None if there is none."""
         rows, out = set(violation.rows), self._flows.out
         never_out = (
             (returned, value)
@@ -206,8 +208,8 @@ class _Deal:
         return None if first is None else first[1]
 
     def _early_enough(self, value: Any) -> int:
-        """How many of all takes, sorted by their beginning, may have taken a value if nothing else of what never came
-        out is considered: the later a take begins, the more it contradicts."""
+        """How many of all takes, sorted by invocation, may have taken a value, ignoring other values that never came
+        out: the later a take begins, the more it contradicts."""
         if value not in self._in_time:
             low, high = 0, len(self._takes)
             while low < high:
@@ -220,7 +222,7 @@ class _Deal:
         return self._in_time[value]
 
     def _alone(self, value: Any, invoked: int) -> Flows:
-        """The flows of what came out for certain, and of one value that a take of unknown outcome took."""
+        """The flows of the values known to have come out, and of one value that a take of unknown outcome took."""
         alone = Flows()
         into = self._flows.into
         alone.into = {each: into[each] for each in into if each in self._known or each == value}

@@ -23,7 +23,7 @@ Groups = dict[Any, Sequence[int]]
 
 
 def decompose(history: History, groups: Groups, model: Model) -> tuple[History, Groups, Model]:
-    """The same question about smaller independent objects, where the model allows it.
+    """The same question about smaller independent objects, if the model allows it.
 
     The history returned has the same rows; operations of a topic are renamed to those of a log.
     """
@@ -48,8 +48,9 @@ def _by_element(history: History, groups: Groups) -> Groups:
 
 
 def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, Groups, Model]:
-    """Sends, reads and tails of each queue; a send of unknown outcome goes where its value was seen, or where a place
-    that nobody saw must have been filled. Where it matters which of several queues that is, queues are not independent.
+    """Sends, reads and tails of each queue.  A send of unknown outcome belongs to the queue in which its value was
+    seen, or in which an unseen offset must have been filled.  If it matters which of several queues that is, the queues
+    are not independent, and :class:`NotApplicable` is raised.
     """
     values, results = list(history.value), list(history.result)
     names = {"send": "append", "read": "read", "tail": "tail"}
@@ -102,11 +103,11 @@ def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, 
 def _fill_holes(
     history: History, of_queues: Sequence[Sequence[int]], results: Sequence[Any], fillers: Sequence[int]
 ) -> list[set[int]]:
-    """For each queue, which of the ``fillers``, sends that nobody saw, fill its holes, where several queues have some.
+    """For each queue, which of the ``fillers``, sends that nobody saw, fill its holes, if several queues have holes.
 
-    Whoever filled a hole in one queue has filled none in another. Each fills the hole that was filled by the earliest
-    time, the earliest of them first: if that does not do, nothing does, and :class:`NotApplicable` is raised. None
-    need be distinguished where one queue alone wants more of them than there are.
+    A send that filled a hole in one queue has filled none in another.  The earliest send fills the hole with the
+    earliest deadline, and so on: if that fails, every assignment does, and :class:`NotApplicable` is raised.  If a
+    single queue alone needs more of them than there are, no assignment is made.
     """
     filled: list[set[int]] = [set() for _ in of_queues]
     holes = [_deadlines(history, rows, results, len(fillers)) for rows in of_queues]
@@ -124,8 +125,8 @@ def _fill_holes(
 
 
 def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], most: int) -> list[int]:
-    """By when each place of a queue must have been filled that is below an answered length and that nobody saw; no
-    more than one place more than ``most``, which is too many."""
+    """Deadlines for filling the holes of a queue: offsets below a length that was returned which nobody saw.  At most
+    ``most + 1`` of them, since that is already too many."""
     known: set[int] = set()
     lengths: list[tuple[int, int]] = []
     for row in rows:
@@ -135,7 +136,7 @@ def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], mo
         if f == "read":
             known.update(range(result["offset"], result["offset"] + len(result["messages"])))
             length = result.get("tail")
-            if length is None:  # it holds what it has shown, at least
+            if length is None:  # at least what the read has shown
                 length = result["offset"] + len(result["messages"]) if result["messages"] else 0
         else:
             length = result if f == "tail" else result[0]

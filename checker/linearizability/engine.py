@@ -1,4 +1,4 @@
-"""Which engine decides, and why: the fastest that applies, per key, keys in rounds with doubling budgets."""
+"""Chooses the engine for each key: the fastest that applies, and otherwise a search in rounds with doubling budgets."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ __all__ = ["GENERAL", "KeyOutcome", "Unhashable", "decide"]
 
 GENERAL = "A1 just-in-time search"
 
-#: Decides keys that the general search does not decide at once, for one kind of violation.
+#: Engine for one kind of violation, in keys that the general search does not decide at once.
 IMPOSSIBLE_READ = "A1 just-in-time search, a read out of nowhere"
 
-#: The same for what happened shortly before the first return that the search could not pass.
+#: The same for contradictions among operations shortly before the first return that the search could not pass.
 CONTRADICTION = "A1 just-in-time search, a part that fits no state"
 
-#: Share of the time since the check began that may go into looking for such a part.
+#: Fraction of the time since the check began that may be spent looking for such a contradiction.
 CONTRADICTION_SHARE = 0.25
-#: Stops of the general search in a key's first round; each next round has twice as many.
+#: Steps of the general search in a key's first round; each further round has twice as many.
 FIRST_ROUND_STEPS = 1 << 12
-#: Stops between two looks at the clock and the memory: about 10 ms of search.
+#: Steps between two checks of time and memory: about 10 ms of search.
 STEPS_BETWEEN_CHECKS = 1 << 12
-#: Memory a near-linear engine takes per operation at most, as measured on 300,000 operations of five clients; what is
-#: not named here takes less than the last.
+#: Upper bound on the memory of a near-linear engine per operation, as measured on 300,000 operations of five clients;
+#: models not named here take less than ``OTHER_LINEAR_BYTES``.
 LINEAR_BYTES_PER_OPERATION: dict[type[Model], int] = {Register: 150, Log: 200, FIFOQueue: 320, UnorderedQueue: 320}
 OTHER_LINEAR_BYTES = 600
 
 
 class Unhashable(Exception):
-    """Values are lists or maps: freeze the history and ask again."""
+    """Values are lists or maps: freeze the history and try again."""
 
 
 #: The near-linear engine of each model.  A subclass of a model may step differently, so only exact types count.
@@ -87,8 +87,8 @@ def decide(
     """Check every key; stops early only at the budget.  Invalid keys do not stop the others.
 
     With ``first`` they do: the outcomes are then those of the keys that were decided before, and of the invalid one.
-    ``general_only`` leaves out the special engines, to compare them with the general one.  Raises :class:`Unhashable`,
-    unless all is ``frozen`` already, where a special engine meets lists or maps for values.
+    ``general_only`` leaves out the special engines, to compare them with the general one.  Raises :class:`Unhashable`
+    if a special engine meets values that are lists or maps, unless the history is ``frozen`` already.
     """
     if model.functions and not model.functions.issuperset(history.f):
         raise unknown_functions(history, model)
@@ -103,7 +103,7 @@ def decide(
         outcomes.append(outcome)
         is_decided = engine is not None and _try_special(history, outcome, *engine, model, budget, frozen)
         if model is not asked:
-            outcome.special = None  # it reads operations of another model than those that are explained
+            outcome.special = None  # it expects another model's operations than those to be explained
         if not is_decided:
             undecided.append(outcome)
         elif first and outcome.verdict is Verdict.INVALID:
@@ -125,7 +125,7 @@ def _try_special(
     budget: Budget,
     frozen: bool,
 ) -> bool:
-    """Let the special engine decide, or use up the budget; ``False`` where the general one must."""
+    """Let the special engine decide, or exhaust the budget; ``False`` if the general one has to decide."""
     per_row = LINEAR_BYTES_PER_OPERATION.get(type(model), OTHER_LINEAR_BYTES)
     try:
         with budget.watched(len(outcome.rows) * per_row):
@@ -148,7 +148,7 @@ def _try_special(
 def _search_in_rounds(
     history: History, waiting: list[KeyOutcome], model: Model, budget: Budget, *, first: bool = False
 ) -> None:
-    """Round-robin over undecided keys: one key that explodes does not hide another's quick failure."""
+    """Round-robin over undecided keys, so that one key that explodes does not hide another's quick failure."""
     steps = FIRST_ROUND_STEPS
     stopped: str | None = None
     while waiting:
@@ -187,10 +187,10 @@ def _search_in_rounds(
 def _search(
     history: History, outcome: KeyOutcome, model: Model, budget: Budget, steps: int
 ) -> tuple[bool | None, str | None]:
-    """Search so many steps further: what was found, if anything was, and which limit was passed, if one was."""
+    """Search ``steps`` further.  Returns the answer, if one was found, and the limit that was exceeded, if one was."""
     if outcome.search is None:
         outcome.expected_bytes = expected_bytes(history, outcome.rows)
-    # A topic comes here where messages may be in any queue: one more may make several times as many possible.
+    # A topic gets here if messages may be in any queue; then each message may multiply the number of possible states.
     has_long_steps = isinstance(model, Topic)
     try:
         with budget.watched_anyway() if has_long_steps else budget.watched(outcome.expected_bytes):
@@ -205,7 +205,7 @@ def _search(
                 if done is None:
                     stopped = budget.exhausted()
     except LimitReached as limit:
-        # The search ended within a step: it cannot go on, nor be asked for more than how far it was.
+        # The search was interrupted within a step: it cannot be continued, only report how far it got.
         outcome.reason, outcome.search = _how_far(outcome, str(limit)), None
         return None, str(limit)
     outcome.steps = outcome.search.steps
@@ -213,15 +213,15 @@ def _search(
 
 
 def _quick_violation(history: History, outcome: KeyOutcome, model: Model) -> Violation | None:
-    """A read that nothing before its return can explain, looked for where the search does not end at once."""
+    """A read that nothing before its return can explain; used for keys that the search does not decide at once."""
     if isinstance(model, Register) and type(model) in (Register, CASRegister):
         return impossible_read(history, outcome.rows, model)
     return None
 
 
 def _contradicts_itself(history: History, outcome: KeyOutcome, model: Model, budget: Budget) -> bool:
-    """Whether the last operations before the deepest point of the search fit no state; asked once for each point, and
-    only where a whole round has brought the search no further: looking costs more than a round that does."""
+    """Whether the last operations before the deepest point of the search fit no state.  Tried once for each point, and
+    only if a whole round has not advanced the search: this costs more than a round that makes progress."""
     culprit = None if outcome.search is None else outcome.search.deepest_row
     is_stuck = culprit == outcome.reached
     outcome.reached = culprit

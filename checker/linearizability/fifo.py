@@ -2,10 +2,10 @@
 
 After Henzinger, Sezgin & Vafeiadis, "Aspect-oriented linearizability proofs" (CONCUR 2013) and Bouajjani et al., "On
 reducing linearizability to state reachability" (ICALP 2015): the history is linearizable iff none of these occurs: a
-value dequeued that was not there to dequeue, or twice; two values enqueued one after the other and dequeued the other
-way round (a value never dequeued counts as dequeued last); a dequeue that found the queue empty while at every instant
-some value was surely in it.  Dequeues of unknown outcome can have taken what was overtaken, and what was there before
-the queue was empty (:mod:`checker.linearizability.crashed_takes`).  O(n log n) time, O(n) memory.
+value dequeued that was not in the queue, or twice; two values enqueued one after the other and dequeued in the opposite
+order (a value never dequeued counts as dequeued last); a dequeue that found the queue empty while at every instant some
+value was certainly in it.  Dequeues of unknown outcome can have taken overtaken values, and values that were inside
+before the queue was empty (:mod:`checker.linearizability.crashed_takes`).  O(n log n) time, O(n) memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checker.words import named_row, short
 __all__ = ["check_fifo"]
 
 _MODEL = FIFOQueue()
-#: Pairs of puts that the quick way compares, for each put there is, before it leaves a history to the long one.
+#: Pairs of puts, per put of the history, that the fast path compares before it leaves a history to the slow path.
 LOOKS_PER_PUT = 8
 
 
@@ -40,7 +40,7 @@ def check_fifo(history: History, rows: Sequence[int], model: FIFOQueue) -> Viola
         if _surely_fine(history, rows):
             return None
     except (TypeError, KeyError):
-        pass  # said below, where it matters
+        pass  # reported below, if it matters
     flows = gather(history, rows, model)
     if isinstance(flows, Violation):
         return flows
@@ -53,9 +53,9 @@ def check_fifo(history: History, rows: Sequence[int], model: FIFOQueue) -> Viola
 
 
 def _surely_fine(history: History, rows: Sequence[int]) -> bool:
-    """The quick way for a history without anything wrong, failed or crashed: the same rules, column by column.
+    """The fast path for histories without anything wrong, failed or crashed: the same rules, vectorised.
 
-    ``False`` only means "look closer".
+    ``False`` only means that the slow path has to decide.
     """
     fs, values, results, statuses, invoked, returned = columns(
         history, rows, "f", "value", "result", "status", "invoked", "returned"
@@ -69,7 +69,7 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
     if None in put:
         return False
     take_of = dict(zip(came, count()))
-    # What was put in by some operation and came out by none leaves by the one that never was, at the end.
+    # A value that never came out gets index -1: a fictitious take that never returns, appended at the end.
     takes = list(map(take_of.get, put, repeat(-1)))
     found_nothing = came.count(None)
     values_out = len(came) - found_nothing
@@ -90,9 +90,9 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
 def _in_order(
     starts: Sequence[int], put_by: Sequence[int], leaves_from: Sequence[int], leaves_by: Sequence[int]
 ) -> bool:
-    """Whether no value overtook another: columns of puts in order of invocation.
+    """Whether no value overtook another; the arguments are columns of puts in order of invocation.
 
-    Only what left before the end of something put in earlier is looked at, and not for long.
+    Only values that left before one put earlier are examined, and only up to a limit; past it the answer is False.
     """
     latest = list(accumulate(leaves_from, max))
     suspects = compress(range(len(starts)), map(lt, leaves_by, latest))
@@ -111,7 +111,7 @@ def _in_order(
 
 
 def _all_free(empties: Sequence[tuple[int, int]], entered_by: Sequence[int], leaves_from: Sequence[int]) -> bool:
-    """Whether in every span of ``empties`` there is an instant at which no value is surely inside."""
+    """Whether every span of ``empties`` has an instant at which no value is certainly inside."""
     is_inside = list(map(lt, entered_by, leaves_from))
     enter = sorted(compress(entered_by, is_inside))
     leave = sorted(compress(leaves_from, is_inside))

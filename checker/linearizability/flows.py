@@ -1,7 +1,7 @@
-"""Every value's way through a container, if all puts put different values: when it went in and when it came out.
+"""The flow of every value through a container, if all puts put different values: when it went in and came out.
 
-What the near-linear engines of queues, stacks and bags have in common: the flows themselves, what one value alone shows
-to be wrong, and takes that found nothing while at every instant some value was surely inside.
+Shared by the near-linear engines of queues, stacks and bags: the flows themselves, violations that a single value
+shows, and takes that found nothing while at every instant some value was certainly inside.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Flows", "covered_empty", "covering", "found_nothing", "gather"]
 
 
 class Flows:
-    """Every value's way through a container: when it went in and out; plus the takes that found nothing.
+    """When every value went into a container and came out, and the takes that found nothing.
 
-    ``into`` maps each value to (row, invoked, returned) of its put; ``out`` to those of its take.  ``crashed_takes``
-    holds the invocations of takes of unknown outcome.  What no take is known to have taken is surely inside until
-    ``surely_until``.
+    ``into`` maps each value to (row, invoked, returned) of its put, ``out`` to those of its take.  ``crashed_takes``
+    holds the invocations of takes of unknown outcome.  A value that no take is known to have taken is certainly inside
+    until ``surely_until``.
     """
 
     __slots__ = ("crashed_takes", "empties", "into", "out", "surely_until")
@@ -37,7 +37,7 @@ class Flows:
         self.surely_until = NEVER
 
     def surely_inside(self) -> dict[Any, tuple[int, int]]:
-        """From when to when every value is inside, whatever the order; values for which that is never are left out."""
+        """Value -> the span in which it is inside whatever the order; values without such a span are left out."""
         out, until = self.out, self.surely_until
         inside = {}
         for value, (_, _, returned) in self.into.items():
@@ -49,10 +49,10 @@ class Flows:
 
 
 def gather(history: History, rows: Sequence[int], model: Model) -> Flows | Violation:
-    """The flows of a history, or the violation that one value alone shows.
+    """The flows of a history, or a violation that a single value shows.
 
-    Raises :class:`NotApplicable` when two puts put the same value, or values are not hashable, and ValueError when one
-    puts nothing.
+    Raises :class:`NotApplicable` when two puts put the same value, or values are not hashable, and ValueError when a
+    put has no value.
     """
     try:
         return _gather(history, rows, model)
@@ -111,7 +111,7 @@ def _twice(history: History, rows: Sequence[int], model: Model, first: int, seco
 
 
 class _Reach:
-    """How far values that are surely inside, one taking over from another, lead from an instant."""
+    """How long from an instant on some value is certainly inside, with spans of values that overlap."""
 
     def __init__(self, inside: dict[Any, tuple[int, int]]) -> None:
         ordered = sorted(inside.items(), key=lambda item: item[1])
@@ -127,7 +127,7 @@ class _Reach:
             self._by.append(by)
 
     def chain(self, start: int, end: int) -> list[Any] | None:
-        """Values of which one at least is inside at any time from ``start`` to ``end``, or ``None``."""
+        """Values of which at least one is inside at any time from ``start`` to ``end``, or ``None``."""
         out: list[Any] = []
         while start < end:
             index = bisect_right(self._starts, start) - 1
@@ -139,13 +139,13 @@ class _Reach:
 
 
 def covering(flows: Flows, window: tuple[int, int], values: Iterable[Any]) -> list[Any]:
-    """Few of ``values``, one at least of which is surely inside at any time of ``window``; none if there is a gap."""
+    """A few ``values`` of which at least one is certainly inside at any time of ``window``; empty if there is a gap."""
     inside = flows.surely_inside()
     return _Reach({value: inside[value] for value in values if value in inside}).chain(*window) or []
 
 
 def covered_empty(history: History, flows: Flows, model: Model) -> Violation | None:
-    """A take that found nothing although at every instant of it some value was surely inside, or ``None``."""
+    """A take that found nothing although at every instant of it some value was certainly inside, or ``None``."""
     if not flows.empties:
         return None
     reach = _Reach(flows.surely_inside())
@@ -157,7 +157,7 @@ def covered_empty(history: History, flows: Flows, model: Model) -> Violation | N
 
 
 def found_nothing(history: History, flows: Flows, model: Model, row: int, chain: Sequence[Any]) -> Violation:
-    """The words for a take that found nothing while the values of ``chain`` were inside."""
+    """The violation of a take that found nothing while the values of ``chain`` were inside."""
     involved = [flows.into[value][0] for value in chain]
     involved += [flows.out[value][0] for value in chain if value in flows.out]
     text = (

@@ -2,11 +2,11 @@
 
 After Wing & Gong ("Testing and verifying concurrent objects", 1993), Lowe ("Testing for linearizability", 2017) and
 Horn & Kroening ("Faster linearizability checking via P-compositionality", 2015).  The search walks the returns in
-time order.  A configuration is the next return, the state, which open operations have taken effect already, and how
-many crashed operations of each kind were used (see ``problem``).  Pure operations take effect as soon as they fit,
-which is always safe.  A search that gets stuck begins again with ``lookahead``, and then in other orders.
+time order.  A configuration is the next return, the state, the open operations that have taken effect already, and
+the number of crashed operations of each kind that were used (see ``problem``).  Pure operations take effect as soon
+as they fit, which is always safe.  A search that gets stuck restarts with ``lookahead``, and then in other orders.
 
-Worst case exponential in the number of operations open at once; linear on most valid histories.
+The worst case is exponential in the number of concurrently open operations; most valid histories take linear time.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ __all__ = ["Search"]
 
 _STATE_BITS = 32
 
-#: What is to be done with an entry of the stack: advance through returns first, expand it, expand what its own
-#: operation does not lead to, nothing (its children are on the stack above it), or, from ``_CRASHED`` on, let the
-#: crashed operation of that number or a later one take effect.
+#: What to do with an entry of the stack: advance through returns first; expand it; expand it without the operation that
+#: returns next; nothing (its children are on the stack above it); or, from ``_CRASHED`` on, let the crashed operation of
+#: that number or a later one take effect.
 _ROOT, _FRESH, _OWN_TAKEN, _EXPANDED, _CRASHED = range(5)
 
-#: Steps without passing another return after which a search that tries operations as they come gives up for one with
-#: lookahead; few, because the first is only quick where hardly any choice is wrong.
+#: Steps without passing another return after which a search without lookahead gives way to one with it; few, because
+#: the former is only fast if hardly any choice is wrong.
 NAIVE_PATIENCE_STEPS = 60
-#: The same after which the search begins again in another order, with lookahead and where there is none; each time by
-#: one part in ``PATIENCE_GROWTH`` more, so that every search ends.
+#: The same before a restart in another order, with lookahead and without; it grows each time by one part in
+#: ``PATIENCE_GROWTH``, so that every search ends.
 PATIENCE_STEPS = 300
 BLIND_PATIENCE_STEPS = 600
 PATIENCE_GROWTH = 2
-#: Steps without passing another return before lookahead is asked: it costs more than a few steps.
+#: Steps without passing another return before lookahead is used: it costs more than a few steps.
 EASE_STEPS = 20
-#: Operations looked at between two looks at the clock.
+#: Operations examined between two checks of the clock.
 WEIGHT_PER_LOOK = 1 << 16
-#: Bytes of states that steps may have made between two looks at the memory, and steps before any is known to be large.
+#: Bytes of states that may be created between two checks of memory, and steps before the size of states is known.
 BYTES_PER_LOOK = 4 << 20
 FIRST_STEPS = 32
 
-#: Next return, state, open operations that took effect (and above them those that may have, see ``lookahead``), crashed
-#: operations used, what is to be done.
+#: Next return, state, open operations that took effect (and in higher bits those that may have, see ``lookahead``),
+#: crashed operations used, what to do.
 Entry = tuple[int, int, int, int, int]
 
 
 class Search:
     """A resumable search over some rows of a history.
 
-    ``starts`` and ``unlimited_crashes`` are those of :class:`Problem`.  ``run`` may be called again until it answers;
-    ``deepest_row`` then is the row whose return was the last that could not be explained.
+    ``starts`` and ``unlimited_crashes`` are those of :class:`Problem`.  ``run`` may be called repeatedly until it
+    returns an answer; ``deepest_row`` is then the row of the last return that could not be explained.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Search:
 
     @property
     def weight(self) -> int:
-        """About how many operations each step has to look at."""
+        """About how many operations each step has to examine."""
         return 1 + self._problem.open_at_returns() + len(self._problem.crashed)
 
     def run_until(self, max_steps: int, deadline: float) -> bool | None:
@@ -108,11 +108,11 @@ class Search:
         return rows[self.deepest] if self.deepest < len(rows) else None
 
     def run(self, max_steps: int) -> bool | None:
-        """Search on for at most ``max_steps`` stops.
+        """Continue the search for at most ``max_steps`` steps.
 
         Returns ``True`` when a linearization was found, ``False`` when there is none, ``None`` when steps ran out, or
-        when states are so large that somebody should look at the clock and the memory before so many steps.  (A log
-        grows by every step, and a step copies it: no more steps are made at once than were before.)
+        when states are so large that the caller should check time and memory earlier.  (A log grows with every step,
+        and a step copies it, so at most as many steps are made at once as were made before.)
         """
         states = self._problem.space.states
         bytes_left = BYTES_PER_LOOK
@@ -136,7 +136,7 @@ class Search:
         return None
 
     def _goes_on_as_it_is(self) -> bool:
-        """Look ahead, the first time; where there are too many states for that, say so and allow for more steps."""
+        """Set up lookahead, the first time.  True if there are too many states for it: then more steps are allowed."""
         if self._looked_ahead:
             return False
         self._looked_ahead = True
@@ -146,10 +146,10 @@ class Search:
         return self._lookahead is None
 
     def _restart(self) -> None:
-        """Begin again from the root, in another order, with all that is known to be dead.
+        """Restart from the root in another order, keeping the configurations that are known to be dead.
 
-        A depth-first search that made a wrong choice early spends nearly all its time beneath it.  Configurations on
-        the stack are not finished, so they are forgotten; every other one seen leads nowhere, whatever the order.
+        A depth-first search that made a wrong choice early spends nearly all its time below it.  Configurations on the
+        stack are not finished, so they are forgotten; all others that were seen lead nowhere, whatever the order.
         """
         guards = self._problem.guards
         for at, state, mask, used, choice in self._stack:
@@ -172,7 +172,7 @@ class Search:
         if self._lookahead is None:
             self._enabling = self._restarts % 2 == 0
         else:
-            # Some histories give way sooner with hidden operations, some without; those with crashes never did.
+            # Some histories are decided sooner with hidden operations, some without; those with crashes never were.
             self._hiding = self._restarts % 2 == 0 and not guards
         if self._restarts == 1:
             self._patience = BLIND_PATIENCE_STEPS if self._lookahead is None else PATIENCE_STEPS
@@ -198,9 +198,9 @@ class Search:
         return out
 
     def _expand(self, at: int, state: int, mask: int, used: int, own_taken: bool) -> None:
-        """Put on the stack what may take effect next, the most promising last, above an entry that says where that
-        came from: without lookahead what makes room for the operation that returns before the rest; with it what few
-        states allow before what may happen at any time.
+        """Push the operations that may take effect next, the most promising last, above an entry for the configuration
+        itself.  Without lookahead, operations that enable the next one to return are preferred; with it, operations
+        that few states allow are preferred to those that are always possible.
         """
         problem = self._problem
         candidates = self._candidates[at]
@@ -238,7 +238,7 @@ class Search:
         if problem.guards and problem.available[at] != used:
             last.append((at, state, mask, used, _CRASHED))
         if hiding is not None and mask >> hiding.width & own_bit:
-            # It may have taken effect unseen: nothing more has to happen for it to return.
+            # It may have taken effect unseen, and can then return without further effect.
             first.insert(0, (at, state, mask ^ (own_bit << hiding.width | own_bit), used, _ROOT))
         order = first + second + third + last
         if order:
@@ -247,7 +247,7 @@ class Search:
             self._stack += order
 
     def _next_crashed(self, at: int, state: int, used: int, number: int) -> tuple[int, int, int] | None:
-        """The next crashed operation that can take effect: its number, the state after, and what is used then."""
+        """The next crashed operation that can take effect: its number, the next state, and the crashed operations used."""
         available = self._problem.available[at]
         crashed = self._problem.crashed
         while number < len(crashed):
@@ -260,7 +260,7 @@ class Search:
         return None
 
     def _has_rival(self, at: int, state: int, mask: int) -> bool:
-        """Whether an open operation that only some states allow fits: those go before one that fits everywhere."""
+        """Whether an open operation fits that only some states allow: these go before operations that always fit."""
         rivals = self._rivals[at]
         if rivals is None:
             opened = self._problem.open_mutators[at]
@@ -269,9 +269,9 @@ class Search:
 
     @staticmethod
     def _is_dead_end(needs: list[Need], state: int, mask: int, used: int, available: int, width: int) -> bool:
-        """Whether some operation, open or later, needs a state that nothing left can bring about in time.
+        """Whether some operation, open or later, needs a state that no remaining operation can establish in time.
 
-        What may have taken effect unseen need not end a state.
+        An operation that may have taken effect unseen need not end a state.
         """
         done = mask | mask >> width
         for needed, waiting, makers, crashed, frozen in needs:
@@ -284,7 +284,7 @@ class Search:
         return False
 
     def _run(self, max_steps: int) -> bool | None:
-        """Search on until so many stops were made; the innermost loop of the checker, and all in one for that."""
+        """Search for at most ``max_steps`` steps: the innermost loop of the checker, kept in one function for speed."""
         problem, stack, push = self._problem, self._stack, self._stack.append
         own_transitions, return_bit = problem.own, problem.return_bit
         new_pure, open_pure, available_at = problem.new_pure, problem.open_pure, problem.available
@@ -312,7 +312,7 @@ class Search:
             moved = choice == _ROOT
             while True:
                 if moved:
-                    # A new state: every open pure operation gets a chance, then returns pass while they can.
+                    # A new state: try every open pure operation, then advance through returns while possible.
                     for bit, transitions in open_pure[at]:
                         if not mask & bit and transitions[state] == state:
                             mask |= bit
@@ -382,7 +382,7 @@ class Search:
         return False
 
     def _is_dominated(self, known: dict[int, Any], key: int, used: int) -> bool:
-        """Whether a configuration that was seen with this key used no more of any crashed kind; notes it otherwise."""
+        """Whether a seen configuration with this key used no more of any crashed kind; otherwise adds this one."""
         guards = self._problem.guards
         before = known[key]
         guarded = used | guards

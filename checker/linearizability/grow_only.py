@@ -1,9 +1,9 @@
-"""Grow-only sets read whole: the sets that were read form a chain, and each element belongs where the chain first
-shows it.
+"""Grow-only sets with reads of the whole set: the sets that were read form a chain, and each element was added where
+the chain first shows it.
 
-So operations are brought to ranks (see ``ranks``), and one, two or three of them contradict each other: a read of what
-nobody had added; two reads each of which lacks what the other shows; a read that lacks what an earlier operation shows
-or adds.  Linear in the size of what was read.
+So operations have ranks (see ``ranks``), and a violation consists of one, two or three of them: a read of an element
+that nobody had added; two reads, each of which lacks an element that the other shows; a read that lacks an element that
+an earlier operation shows or adds.  Linear in the size of what was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["check_grow_only_set"]
 def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySet) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`GrowOnlySet`.
 
-    Raises :class:`NotApplicable` where an element is added twice.
+    Raises :class:`NotApplicable` if an element is added twice.
     """
     adds: dict[Any, int] = {}
     reads: list[tuple[frozenset[Any], int]] = []
@@ -44,8 +44,8 @@ def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySe
 
 
 class _Chain:
-    """What happened by rank: 2n is a read that shows the n-th set of the chain, 2n - 1 the addition of what it shows
-    first."""
+    """Operations by rank: 2n for reads that show the n-th set of the chain, 2n - 1 for additions of elements that this
+    set shows first."""
 
     def __init__(self, history: History, adds: dict[Any, int], model: GrowOnlySet) -> None:
         self._history = history
@@ -53,7 +53,7 @@ class _Chain:
         self._model = model
         self._last_invoke: dict[int, int] = {}
         self._first_return: dict[int, int] = {}
-        #: The n-th set, and a read of it.
+        #: The n-th set of the chain, and a read of it.
         self._shown: list[tuple[frozenset[Any], int]] = [(frozenset(), -1)]
 
     def violation(self, reads: Sequence[tuple[frozenset[Any], int]]) -> Violation | None:
@@ -82,7 +82,7 @@ class _Chain:
         self._first_return[rank] = min(self._first_return.get(rank, NEVER), returned)
 
     def _out_of_order(self, low: int, high: int) -> Violation:
-        """``high`` holds an operation that returned before one of the lower rank ``low`` was invoked."""
+        """The violation: an operation of rank ``high`` returned before one of the lower rank ``low`` was invoked."""
         history = self._history
         early = history.returned.index(self._first_return[high])
         late = history.invoked.index(self._last_invoke[low])
@@ -105,7 +105,7 @@ class _Chain:
         return Violation(rows=tuple(sorted(rows)), text=text)
 
     def _apart(self, one: int, only_one: Iterable[Any], other: int, only_other: Iterable[Any]) -> Violation:
-        """Two reads each of which shows what the other lacks."""
+        """The violation: two reads, each of which shows an element that the other lacks."""
         text = (
             f"{self._named(one)} shows {_one_of(only_one)} and lacks {_one_of(only_other)}; {self._named(other)} shows "
             "the latter and lacks the former."

@@ -1,4 +1,4 @@
-"""What was found for one key: its verdict, and what an explanation of a violation goes on from."""
+"""The outcome for one key: its verdict, and the starting point for an explanation of a violation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Special = Callable[[History, Sequence[int], Any], Violation | None]
 
 @dataclass(kw_only=True, slots=True)
 class KeyOutcome:
-    """What was found for one key."""
+    """The outcome for one key."""
 
     key: Any
     rows: Sequence[int]
@@ -29,11 +29,11 @@ class KeyOutcome:
     violation: Violation | None = None
     search: Search | None = None
     expected_bytes: int = 0
-    """What preparing all of the search would take at most."""
+    """Upper bound on the memory for preparing the whole search."""
     special: Special | None = None
     reached: int | None = None
-    """The row that the search could not pass when it was looked at last."""
+    """The row that the search could not pass after the previous round."""
     tried: int | None = None
-    """The same, when it was asked whether what led up to it contradicts itself."""
+    """The row for which a contradiction among the operations before it was last looked for."""
     reason: str = ""
     steps: int = 0

@@ -1,8 +1,8 @@
 """Append-only logs with offsets: linear time.
 
 An append at offset o has rank 2o+1, a read or tail that saw t messages rank 2t: that is the order, if there is one.
-What remains to check is that ranks agree with real time and that every offset holds one value, everywhere it is
-seen.  An append that crashed counts only where it was seen, or where it must fill an offset that nobody saw.
+It remains to check that ranks agree with real time and that every offset holds the same value wherever it is seen.
+An append that crashed counts only if it was seen, or if it must fill an offset that nobody saw.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _ABSENT = object()
 
 
 def _surely_fine(history: History, rows: Sequence[int]) -> bool:
-    """The quick way for logs whose every message was acknowledged: ranks are dense, so lists do, and nothing is sorted.
+    """The fast path for logs in which every message was acknowledged: ranks are dense, so lists suffice without sorting.
 
-    ``False`` only means "look closer".
+    ``False`` only means that the slow path has to decide.
     """
     done = columns(history, rows, "f", "value", "result", "status", "invoked", "returned")
     fs, values, _, statuses, _, _ = done
@@ -65,7 +65,7 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
     view = _DenseLog(len(done[0]) + 2)
     if not view.take(*done):
         return False
-    # Every offset below ``acked`` must be taken: then none was given twice, and none lies beyond.
+    # Every offset below ``acked`` must be taken: then none was assigned twice, and none is larger.
     log = view.log
     del log[acked:]
     shown = set(log)
@@ -77,16 +77,16 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
 
 
 class _DenseLog:
-    """What each offset was given, and when; ``room`` is more than there can be offsets and tails."""
+    """The value at each offset, and when it was appended and seen; ``room`` exceeds all possible offsets and tails."""
 
     __slots__ = ("append_begun", "append_done", "log", "reads", "seen_begun", "seen_done")
 
     def __init__(self, room: int) -> None:
         self.log: list[Any] = [_ABSENT] * room
-        #: First return and last invocation of the append at each offset, and of the reads and tails that saw so many.
+        #: Last invocation and first return of the append at each offset, and of reads and tails by how many they saw.
         self.append_begun, self.append_done = [-1] * room, [NEVER] * room
         self.seen_begun, self.seen_done = [-1] * room, [NEVER] * room
-        #: Reads that showed what had not been asked for by then, from one offset to another.
+        #: (start, end, messages) of reads that showed messages whose appends had not been processed by then.
         self.reads: list[tuple[int, int, Any]] = []
 
     def take(
@@ -98,7 +98,7 @@ class _DenseLog:
         invoked: Sequence[int],
         returned: Sequence[int],
     ) -> bool:
-        """Take completed operations, in order of invocation; ``False`` where a place is out of all bounds."""
+        """Take completed operations, in order of invocation; ``False`` if an offset is out of all bounds."""
         log, append_begun, append_done, reads = self.log, self.append_begun, self.append_done, self.reads
         seen_begun, seen_done = self.seen_begun, self.seen_done
         try:
@@ -117,7 +117,7 @@ class _DenseLog:
                     if messages:
                         start = result["offset"]
                         end = start + len(messages)
-                        # What a read shows was mostly asked for before it; what was not is compared in the end.
+                        # A read mostly shows messages whose appends were invoked before it; others are compared later.
                         if log[start:end] != messages:
                             reads.append((start, end, messages))
                         if start < 0 or end > tail:
@@ -134,7 +134,7 @@ class _DenseLog:
         return True
 
     def is_in_order(self, acked: int) -> bool:
-        """Whether nothing of a rank returned before something of a lower rank was invoked (see ``ranks``)."""
+        """Whether no operation returned before one of a lower rank was invoked (see ``ranks``)."""
         last = -1
         for seen_last, seen_first, last_begun, first_done in zip(
             self.seen_begun[: acked + 1], self.seen_done, self.append_begun, self.append_done, strict=False
@@ -206,7 +206,7 @@ def _check(history: History, rows: Sequence[int]) -> Violation | None:
 
 
 def _reads_agree(content: dict[int, Any], reads: list[Any]) -> bool:
-    """Whether every message read is what its append got in answer; quick, and needs every offset acknowledged."""
+    """Whether every message read agrees with the acknowledged appends.  Fast, but requires all offsets to be known."""
     if not reads:
         return True
     try:
@@ -228,7 +228,7 @@ def _settle_reads(
     last_invoke: dict[int, int],
     first_return: dict[int, int],
 ) -> Violation | None:
-    """Compare reads message by message; a crashed append that was seen becomes an append that never returned."""
+    """Compare reads message by message; a crashed append that was seen counts as an append that never returned."""
     place = {value: offset for offset, value in content.items()}
     shown_by: dict[int, int] = {}
     for row in rows:
@@ -268,8 +268,8 @@ def _fill_holes(
     first_return: dict[int, int],
     highest: int,
 ) -> Violation | None:
-    """Offsets below a tail that nobody saw must hold crashed appends, each invoked in time."""
-    # One more hole than there are appends for them ends the loop, whatever number a result holds.
+    """Unseen offsets below a tail must hold crashed appends, each invoked in time."""
+    # The loop ends at one more hole than there are such appends, however large a number in a result is.
     holes = (offset for offset in range((highest + 1) // 2) if offset not in content)
     ranks = sorted(first_return)
     deadlines = list(accumulate((first_return[rank] for rank in reversed(ranks)), min))[::-1]
@@ -319,7 +319,7 @@ def _two_acks(history: History, rows: Sequence[int]) -> Violation:
 
 
 def _holder(history: History, rows: Sequence[int], shown_by: dict[int, int], offset: int) -> int:
-    """The row that says what an offset holds: a read that showed it, or the append that was given it."""
+    """The row that determines what an offset holds: a read that showed it, or the append that got the offset."""
     if offset in shown_by:
         return shown_by[offset]
     return next(

@@ -1,13 +1,13 @@
-"""What can be known before trying: which operations need one certain state, and what can still bring it about.
+"""Lookahead: which operations need one particular state, and which operations can still establish it.
 
-Where a model has few states, all of them are stepped through once.  An operation that needs one state, which no open
-operation is left to bring about and none that is invoked before it returns, can never take effect: a search that used
-up the last way there may turn back at once, instead of when that operation returns.  A way there is of no use to an
-operation still to come if something must end the state in between.
+If a model has few states, every kind of operation is tried once in each of them.  An operation that needs one particular
+state can never take effect if no remaining open operation establishes that state, and none that is invoked before it
+returns.  A search that used up the last such operation may backtrack at once, instead of when the operation returns.
+Establishing a state now is of no use to an operation still to come if something must end the state in between.
 
-An operation that leads to one certain state from everywhere (a write) hides every other such operation that takes
-effect right before it.  So once one of them took effect the others that were open need not be placed: they may return
-as they are, and may yet take effect later.
+An operation that leads to the same state from everywhere (a write) hides every other such operation that takes effect
+right before it.  So once one of them has taken effect, the others that were open need not be placed: they may return as
+they are, or take effect later.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from checker.linearizability.problem import Problem, Transitions
 
 __all__ = ["Lookahead"]
 
-#: States, and steps of all kinds of operation through all of them, beyond which there is no lookahead.
+#: Maximum number of states, and of steps of all kinds of operation through all states, for lookahead.
 MAX_STATES = 24
 MAX_STEPS = 4_000
-#: Operations to come that are looked at, from each return, for when a state is needed and when it has ended.
+#: Number of operations after each return that are examined for when a state is needed and when it ends.
 MAX_AHEAD = 200
 
-#: A state, who needs it, who open can bring it about in time, which crashed operations can: (shift, field) of each; and
-#: who is bound to end it before it is needed, should it hold now.
+#: A state; the operations that need it; the open operations that can establish it in time; (shift, field) of each crashed
+#: operation that can; and the operations that must end the state before it is needed, if it holds now.
 Need = tuple[int, int, int, list[tuple[int, int]], int]
 
 
 class Lookahead:
-    """For one problem; :meth:`of` answers ``None`` where states are too many or crashed operations ambiguous."""
+    """Lookahead for one problem; :meth:`of` returns ``None`` for too many states or ambiguous crashed operations."""
 
     def __init__(self, problem: Problem, needs: dict[int, int], makes: dict[int, list[int]]) -> None:
         problem.complete()
@@ -43,9 +43,9 @@ class Lookahead:
         self._makers: dict[int, list[int]] = {}
         self._starts = list(map(problem.invoked.__getitem__, problem.live_rows))
         self._users: dict[int, list[tuple[int, int]]] = {}
-        #: A bit that no operation has: stands for those that will need a state but are not open yet.
+        #: A bit that no operation has; it stands for operations that will need a state but are not open yet.
         self._later = 1 << max(problem.return_bit).bit_length()
-        #: How far the bits of open operations are moved to stand for "may have taken effect unseen" (see ``hidden``).
+        #: Shift of the bits of open operations that mean "may have taken effect unseen" (see ``hidden``).
         self.width = self._later.bit_length()
         self._blind_at: list[int | None] = [None] * len(problem.return_bit)
         self._turns: dict[int, list[int]] = {}
@@ -65,7 +65,7 @@ class Lookahead:
 
     @classmethod
     def of(cls, problem: Problem) -> Lookahead | None:
-        """Steps every kind through every state that can be reached; marks kinds that some state makes illegal."""
+        """Step every kind through every reachable state; mark kinds that are illegal in some state."""
         if problem.ambiguous:
             return None
         states = problem.space.states
@@ -75,7 +75,7 @@ class Lookahead:
         while done < len(states):
             if len(states) > MAX_STATES or (done + 1) * len(kinds) > MAX_STEPS:
                 return None
-            for transitions in mutators:  # nothing else leads to another state
+            for transitions in mutators:  # other kinds do not change the state
                 transitions[done]
                 if len(states) > MAX_STATES:
                     return None
@@ -92,9 +92,9 @@ class Lookahead:
         return cls(problem, needs, makes)
 
     def hidden(self, at: int, mask: int) -> int:
-        """The mask once a blind operation took effect: every other open one may have done so right before it, unseen.
+        """The mask after a blind operation took effect: every other open one may have done so right before it, unseen.
 
-        Such an operation may return as it is, or still take effect later.
+        Such an operation may return as it is, or take effect later.
         """
         blind = self._blind_at[at]
         if blind is None:
@@ -106,7 +106,7 @@ class Lookahead:
         return mask & ((1 << self.width) - 1) | (blind & ~mask) << self.width
 
     def needs_at(self, at: int) -> list[Need]:
-        """States that some operation, open or later, needs before anything that is not open yet brings them about."""
+        """States that some operation, open or later, needs before any operation that is not open yet establishes them."""
         known = self._needs_at[at]
         if known is None:
             known = self._needs_at[at] = self._look_at(at)
@@ -131,7 +131,7 @@ class Lookahead:
             until = makers[following] if following < len(makers) else NEVER
             mask = sum(bit for bit, position in needing.get(state, ()) if position < until)
             ways = making.get(state, ())
-            # Of those to come, whoever is invoked last before something new brings the state about has the fewest ways.
+            # Of later operations, the last invoked one before a new operation establishes the state has the fewest ways.
             last = -1
             coming = bisect_right(users, (now, NEVER))
             for start, end in islice(users, coming, coming + MAX_AHEAD):
@@ -155,7 +155,7 @@ class Lookahead:
         return out
 
     def _returns(self, bit: int, at: int) -> int:
-        """Where the operation that has this bit at a return returns itself."""
+        """The position at which the operation that has this bit at a return returns itself."""
         if not self._turns:
             for turn, taken in enumerate(self._problem.return_bit):
                 self._turns.setdefault(taken, []).append(turn)
@@ -163,7 +163,7 @@ class Lookahead:
         return self._problem.returned[self._problem.return_row[turns[bisect_left(turns, at)]]]
 
     def _changing_by(self, at: int, state: int, position: int) -> int:
-        """Open operations that end the state and return by then."""
+        """Open operations that end the state and return before ``position``."""
         problem = self._problem
         changing: int = sum(
             bit
@@ -176,9 +176,8 @@ class Lookahead:
         return changing
 
     def _changed_since(self, at: int, state: int, position: int) -> int:
-        """The last invocation after a return of what ends the state and returns before ``position``; -1 for none.
-
-        Looks :data:`MAX_AHEAD` operations ahead: what is not seen forbids nothing.
+        """The last invocation, after a return, of an operation that ends the state and returns before ``position``; -1
+        if there is none.  Looks :data:`MAX_AHEAD` operations ahead: operations beyond that exclude nothing.
         """
         problem = self._problem
         now = problem.returned[problem.return_row[at]]

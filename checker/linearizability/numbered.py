@@ -1,4 +1,4 @@
-"""Versioned registers: the answers number the operations, so that such a register is a log.
+"""Versioned registers: the results number the operations, so that such a register is a log.
 
 Linear time.
 """

@@ -1,4 +1,4 @@
-"""What a special-case engine answers: nothing wrong, a violation with its rows, or "not my kind of history"."""
+"""Results of a special-case engine: no violation, a violation with its rows, or that the engine does not apply."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Violation:
-    """Rows that contradict each other, the sentence that says how, and the reasons as edges between those rows.
+    """Rows that contradict each other, a sentence about how, and the reasons as edges between those rows.
 
-    ``minimal`` is false where the rows are only an upper bound that the explanation should still cut down; ``named``
-    are those that the sentence is about, where they are not all of them.
+    ``minimal`` is false if the rows may include unnecessary ones, which the explanation should still remove; ``named``
+    are the rows that the sentence is about, if not all of them.
     """
 
     rows: tuple[int, ...]

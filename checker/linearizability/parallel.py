@@ -1,4 +1,4 @@
-"""Many keys on many processes: linearizability is local, so each process takes a share of the keys."""
+"""Keys checked by several processes: linearizability is local, so each process takes a share of the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checker.workers import map_in_processes
 
 __all__ = ["decide_in_parallel"]
 
-#: What the processes share; inherited by fork, so that no history is ever copied through a pipe.
+#: Data shared by the processes; inherited by fork, so that no history is copied through a pipe.
 _SHARED: dict[str, Any] = {}
 
 
@@ -29,10 +29,10 @@ def decide_in_parallel(
     frozen: bool = False,
     first: bool = False,
 ) -> list[KeyOutcome]:
-    """Like :func:`decide`, with the keys dealt out to at most ``jobs`` forked processes.
+    """As :func:`decide`, with the keys distributed over at most ``jobs`` forked processes.
 
-    Each process has the whole time limit and its share of the memory limit. The keys of one that is killed are
-    undecided.  With ``first`` all end with the first process that finds an invalid key.
+    Each process has the whole time limit and its share of the memory limit.  The keys of a process that is killed are
+    undecided.  With ``first``, all processes end once one of them has found an invalid key.
     """
     shares = [list(groups)[at::jobs] for at in range(min(jobs, len(groups)))]
     if len(shares) < 2:

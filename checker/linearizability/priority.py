@@ -1,11 +1,11 @@
 """Priority queues whose inserts all insert different values: near-linear.
 
-After Lee & Mathur, "Efficient decrease-and-conquer linearizability monitoring" (OOPSLA 2025).  A value is surely inside
-from the return of its insert to the invocation of its extract.  Whoever comes last by priority disturbs nobody, and can
-be extracted only while nothing else is inside; so value by value: an extract needs an instant, after the insert was
-invoked, at which no value of higher priority is surely inside.  That suffices, since at such an instant each of those
-can be made to be outside: its insert done later, or its extract sooner, which never stands in anyone's way.  An extract
-that found nothing needs an instant at which nothing at all is surely inside.
+After Lee & Mathur, "Efficient decrease-and-conquer linearizability monitoring" (OOPSLA 2025).  A value is certainly
+inside from the return of its insert to the invocation of its extract.  The value with the lowest priority affects no
+other, and can be extracted only while nothing else is inside; the same holds value by value.  So an extract needs an
+instant, after the invocation of the insert, at which no value of higher priority is certainly inside.  That suffices,
+since at such an instant each of these values can be outside: its insert takes effect later, or its extract earlier,
+which never conflicts with others.  An extract that found nothing needs an instant at which no value is certainly inside.
 
 O(n log n) time for sorting, then almost linear; O(n) memory.
 """
@@ -28,8 +28,8 @@ __all__ = ["check_priority"]
 def check_priority(history: History, rows: Sequence[int], model: PriorityQueue) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`PriorityQueue`.
 
-    Raises :class:`NotApplicable` for equal values, values that do not compare, or where too many tests would tell
-    what crashed extracts have taken.
+    Raises :class:`NotApplicable` for equal values, for values that do not compare, or if finding out what crashed
+    extracts have taken needs too many tests.
     """
     try:
         flows = gather(history, rows, model)
@@ -47,7 +47,7 @@ def _precedence(history: History, flows: Flows, model: PriorityQueue) -> Violati
     wanted = {value: (max(taken[1], flows.into[value][1]), taken[2]) for value, taken in flows.out.items()}
     times = sorted({time for start, end in inside.values() for time in (start, end)})
     rank = {time: place for place, time in enumerate(times)}
-    #: For every piece of time between two neighbours, the next one not known to be covered; found by halving paths.
+    #: For every interval between neighbouring times, the next one not known to be covered (union-find, path halving).
     bare = list(range(len(times) + 1))
 
     def next_bare(piece: int) -> int:
@@ -77,7 +77,7 @@ def _precedence(history: History, flows: Flows, model: PriorityQueue) -> Violati
 
 
 def _ranks_before(times: list[int], wanted: list[int]) -> dict[int, int]:
-    """For each wanted time, the place of the last of ``times`` not after it, or -1."""
+    """For each wanted time, the index of the last of ``times`` not after it, or -1."""
     out: dict[int, int] = {}
     place = -1
     for time in sorted(wanted):
@@ -88,7 +88,7 @@ def _ranks_before(times: list[int], wanted: list[int]) -> dict[int, int]:
 
 
 def _overlooked(history: History, flows: Flows, model: PriorityQueue, value: Any, window: tuple[int, int]) -> Violation:
-    """The extract of a value although something that comes before it was inside all the while."""
+    """The violation: a value was extracted although some value with a higher priority was inside all the while."""
     before = [v for v in flows.into if (v > value if model.largest_first else v < value)]
     chain = covering(flows, window, before)
     row = flows.out[value][0]

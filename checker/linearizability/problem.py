@@ -1,9 +1,9 @@
-"""A history made ready for the general search: kinds of operation, transitions, and what is open at every return.
+"""A history prepared for the general search: kinds of operation, transitions, and open operations at every return.
 
 * states and kinds of operation are small ints, and every transition is computed once;
 * open operations are bits of one int, whose positions are reused when operations return;
-* identical crashed operations are only counted, in one packed int with a guard bit above every field, so that "used
-  no more of any kind" is one subtraction and one mask.
+* identical crashed operations are only counted, in one packed int with a guard bit above every field, so that the test
+  "used no more of any kind" is one subtraction and one mask.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from checker.values import exact
 
 __all__ = ["Problem", "Space", "Transitions", "expected_bytes", "state_bytes"]
 
-#: Memory the compiled form of one operation takes, with a configuration; and of every operation open at a return.
+#: Memory of the compiled form of one operation with a configuration, and of every operation open at a return.
 BYTES_PER_ROW = 1_000
 BYTES_PER_OPEN = 80
-#: Memory of a state, beside its parts, and of each of these.
+#: Memory of a state without its parts, and of each part.
 BYTES_OF_STATE = 100
 BYTES_OF_PART = 16
-#: What no machine misses: not worth a closer look.
+#: So little memory that a more precise estimate is not worthwhile.
 _SMALL_BYTES = 16 << 20
-#: Returns compiled at a time, and those looked at to say how many operations are open at each.
+#: Returns compiled at a time, and returns sampled to estimate how many operations are open at each.
 CHUNK_RETURNS = 16
 SAMPLED_RETURNS = 256
 
 
 def expected_bytes(history: History, rows: Sequence[int]) -> int:
-    """About how much memory a :class:`Problem` of these rows and a search that never turns back take."""
+    """About how much memory a :class:`Problem` of these rows and a search that never backtracks take."""
     count = len(rows)
     if count * (BYTES_PER_ROW + BYTES_PER_OPEN * count) < _SMALL_BYTES:
         return count * (BYTES_PER_ROW + BYTES_PER_OPEN * count)
@@ -46,7 +46,7 @@ def _open_at_returns(history: History, rows: Sequence[int]) -> int:
     invoked, returned = columns(history, rows, "invoked", "returned")
     ends = list(filter(NEVER.__ne__, returned))
     count_ends = len(ends)
-    # As many as were invoked before each return, without those that had returned before it, and without itself.
+    # For each return: operations invoked before it, minus those that returned before it, minus itself.
     if len(rows) == len(history) and max(max(ends, default=0), invoked[-1]) == len(rows) + count_ends - 1:
         return int(sum(ends)) - count_ends * count_ends  # every position is an event of these rows
     ends.sort()
@@ -54,7 +54,8 @@ def _open_at_returns(history: History, rows: Sequence[int]) -> int:
 
 
 def state_bytes(state: Any) -> int:
-    """About how much memory a state takes that shares its parts with others: a register's little, a log's by length."""
+    """About how much memory a state takes that shares its parts with others: little for a register, for a log
+    proportional to its length."""
     if isinstance(state, (tuple, frozenset)):
         inner = sum(len(part) for part in state if part.__class__ is tuple)
         return BYTES_OF_STATE + BYTES_OF_PART * (len(state) + inner)
@@ -62,12 +63,12 @@ def state_bytes(state: Any) -> int:
 
 
 def _tuples(values: Sequence[Any]) -> list[Any]:
-    """What :func:`freeze` makes of values none of which holds more than a flat list."""
+    """The values with lists as tuples: as :func:`freeze`, for values nested no deeper than a flat list."""
     return [tuple(value) if value.__class__ is list else value for value in values]
 
 
 class Space:
-    """Interned states; where values may be booleans (``booleans``), as JSON tells them apart."""
+    """Interned states; compared as in JSON if values may be booleans (``booleans``)."""
 
     __slots__ = ("booleans", "ids", "states", "step")
 
@@ -91,10 +92,10 @@ class Space:
 
 
 class Transitions(dict[int, int]):
-    """Transitions of one kind of operation: state to next state, -1 where illegal; filled on demand.
+    """Transitions of one kind of operation: state -> next state, -1 if illegal; filled on demand.
 
-    ``conditional`` says that some state is known to make it illegal, ``blind`` that it leads to one certain state from
-    everywhere (see ``lookahead``).
+    ``conditional``: it is known to be illegal in some state.  ``blind``: it leads to the same state from everywhere
+    (see ``lookahead``).
     """
 
     blind = False
@@ -123,12 +124,12 @@ class Transitions(dict[int, int]):
 class Problem:
     """The compiled form of some rows of a history.
 
-    ``starts`` replaces the model's start state by several, any of which will do.  For every return, in time order:
-    its bit and row, the transitions of its operation (``own``: ``None`` where pure; ``closing``: always), the pure
-    operations newly open, all pure ones and all others open, and how many crashed ones were invoked by then.
+    ``starts`` replaces the model's start state by several, any of which will do.  For every return, in time order, it
+    has: bit and row; the transitions of the operation (``own``: ``None`` if pure; ``closing``: always); the pure
+    operations newly open; all open pure and all other open operations; and how many crashed ones were invoked by then.
 
-    With ``unlimited_crashes`` a crashed operation may take effect any number of times: far fewer configurations, and if
-    even that admits no linearization then there is none.
+    With ``unlimited_crashes`` a crashed operation may take effect any number of times.  That gives far fewer
+    configurations, and if even then there is no linearization, there is none at all.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Problem:
         self._prepare(bool(crashed_kinds))
 
     def _prepare(self, crashed: bool) -> None:
-        """What is known of every return without looking at what is open there."""
+        """Compute everything about the returns except the open operations."""
         rows, numbers = self.live_rows, self.live_kinds
         ends = list(map(self.returned.__getitem__, rows))
         self._order = order = sorted(range(len(ends)), key=ends.__getitem__)
@@ -172,7 +173,7 @@ class Problem:
         self.available = [0] * returns
         #: How many returns are compiled.
         self.ready = 0
-        # What is left to compile must not know this object: a circle would keep everything past its time.
+        # The generator must not refer to this object: a reference cycle would keep everything alive for too long.
         source = _Source(
             numbers=numbers,
             starts=[*map(self.invoked.__getitem__, rows), NEVER],
@@ -186,7 +187,7 @@ class Problem:
         self._chunks = _compile(source, out)
 
     def open_at_returns(self) -> int:
-        """About how many operations are open at a return, by a sample of those that are compiled."""
+        """About how many operations are open at a return, by a sample of the compiled returns."""
         apart = self.ready // SAMPLED_RETURNS + 1
         sampled = range(0, self.ready, apart)
         opened = sum(len(self.open_pure[at]) + len(self.open_mutators[at]) for at in sampled)
@@ -195,7 +196,7 @@ class Problem:
     def _count_crashed(
         self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int], unlimited: bool
     ) -> None:
-        """A field and its guard bit for every kind of crashed operation; one entry for every result it may have had."""
+        """Lay out a field and a guard bit for every kind of crashed operation, with an entry for each possible result."""
         shift = 0
         self._unit_of: dict[int, int] = {}
         self.guards = 0
@@ -214,7 +215,7 @@ class Problem:
             shift += width + 1
 
     def more(self) -> int:
-        """Compile some more returns; how many are ready now, the same as before where there are no more."""
+        """Compile some more returns.  Returns how many are ready now: as before if there are no more."""
         self.ready = next(self._chunks, self.ready)
         return self.ready
 
@@ -225,7 +226,7 @@ class Problem:
 
 
 class _Source(NamedTuple):
-    """What is known of the operations, in order of invocation, before anything is known of what is open together.
+    """The input of `_compile`: the operations in order of invocation.
 
     ``starts`` ends with :data:`NEVER`; ``order`` lists those that returned by their returns; ``numbers`` are kinds.
     """
@@ -240,7 +241,7 @@ class _Source(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """What is to be known of every return; see :class:`Problem`."""
+    """The output of `_compile`, for every return; see :class:`Problem`."""
 
     return_bit: list[int]
     new_pure: list[Any]
@@ -250,9 +251,9 @@ class _Compiled(NamedTuple):
 
 
 def _compile(source: _Source, out: _Compiled) -> Iterator[int]:
-    """Fills in what is open at each return, in time order; yields how many returns are ready, chunk by chunk.
+    """Fills in the operations open at each return, in time order; yields how many returns are ready, chunk by chunk.
 
-    A violation is often found long before the last return: nothing beyond it is then compiled.
+    A violation is often found long before the last return, and then the rest is not compiled.
     """
     numbers, starts, ends, order, pure, transitions, unit_of = source
     return_bit, new_pure, open_pure, open_mutators, available_at = out
@@ -322,7 +323,7 @@ def _compile(source: _Source, out: _Compiled) -> Iterator[int]:
 def _alike(
     fs: Sequence[str], values: Sequence[Any], results: Sequence[Any], statuses: Sequence[str], *, booleans: bool
 ) -> tuple[dict[Any, int], list[int]]:
-    """The first of all operations that look like each one; and that first one, by what they look like."""
+    """(look of an operation -> first operation with it, for each operation the first one that looks like it)."""
     first_alike: dict[Any, int] = {}
     if not booleans:
         try:
@@ -334,7 +335,7 @@ def _alike(
         try:
             looks = zip(fs, _tuples(values), _tuples(results), statuses, strict=True)
             return first_alike, list(map(first_alike.setdefault, looks, count()))
-        except TypeError:  # one within a list
+        except TypeError:  # a map or a list within a list
             first_alike = {}
     looks = zip(fs, map(exact, values), map(exact, results), statuses, strict=True)
     return first_alike, list(map(first_alike.setdefault, looks, count()))
@@ -343,7 +344,7 @@ def _alike(
 def _select(
     history: History, rows: Sequence[int], model: Model
 ) -> tuple[Sequence[int], list[int], list[tuple[str, Any, Any]], dict[int, int]]:
-    """The rows that matter, the kind of each, the kinds, and how many crashed operations each kind has."""
+    """The relevant rows, the kind of each, the kinds, and how many crashed operations each kind has."""
     pure, functions = model.pure, model.functions
     fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
     if FAIL in statuses:
@@ -351,7 +352,7 @@ def _select(
         rows, fs, values, results, statuses = (
             list(compress(column, kept)) for column in (rows, fs, values, results, statuses)
         )
-    # Operations that look alike are of one kind, named by the first of them: found without a step of ours for each.
+    # Identical operations are one kind, represented by the first of them: found without Python code for each one.
     first_alike, alike = _alike(fs, values, results, statuses, booleans=bool(history.booleans))
     kinds: list[tuple[str, Any, Any]] = []
     ids: dict[Any, int] = {}

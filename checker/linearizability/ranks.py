@@ -1,8 +1,8 @@
 """Histories whose results fix the order: linear time.
 
-Where every operation's result says which place it has in the order (an append its offset, a read the tail it saw),
+If every operation's result determines its place in the order (an append its offset, a read the tail it saw),
 operations sorted by that rank are linearizable iff no operation returned before one of strictly lower rank was
-invoked.  Operations of equal rank must be able to stand in any order among themselves (reads of one state).
+invoked.  Operations of equal rank must be valid in any order among themselves (reads of one state).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RankConflict = tuple[int, int]
 def rank_conflict(first_return: dict[int, int], last_invoke: dict[int, int]) -> RankConflict | None:
     """Given the first return and the last invocation at every rank, a pair ``(low, high)`` out of order, or ``None``.
 
-    ``high`` holds an operation that returned before one of the strictly lower rank ``low`` was invoked.
+    An operation of rank ``high`` returned before one of the strictly lower rank ``low`` was invoked.
     """
     ranks: Iterable[int] = sorted(last_invoke)
     order = list(ranks)
