@@ -26,8 +26,8 @@ __all__ = ["Search"]
 _STATE_BITS = 32
 
 #: What to do with an entry of the stack: advance through returns first; expand it; expand it without the operation that
-#: returns next; nothing (its children are on the stack above it); or, from ``_CRASHED`` on, let the crashed operation of
-#: that number or a later one take effect.
+#: returns next; nothing (its children are above it on the stack); or, from ``_CRASHED`` on, let the crashed operation
+#: of that number or a later one take effect.
 _ROOT, _FRESH, _OWN_TAKEN, _EXPANDED, _CRASHED = range(5)
 
 #: Steps without passing another return after which a search without lookahead gives way to one with it; few, because
@@ -247,7 +247,7 @@ class Search:
             self._stack += order
 
     def _next_crashed(self, at: int, state: int, used: int, number: int) -> tuple[int, int, int] | None:
-        """The next crashed operation that can take effect: its number, the next state, and the crashed operations used."""
+        """The next crashed operation that can take effect: its number, the next state, and the new ``used``."""
         available = self._problem.available[at]
         crashed = self._problem.crashed
         while number < len(crashed):

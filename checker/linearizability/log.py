@@ -49,7 +49,7 @@ _ABSENT = object()
 
 
 def _surely_fine(history: History, rows: Sequence[int]) -> bool:
-    """The fast path for logs in which every message was acknowledged: ranks are dense, so lists suffice without sorting.
+    """The fast path for logs whose every message was acknowledged: ranks are dense, so lists suffice without sorting.
 
     ``False`` only means that the slow path has to decide.
     """

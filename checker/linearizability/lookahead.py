@@ -1,9 +1,9 @@
 """Lookahead: which operations need one particular state, and which operations can still establish it.
 
-If a model has few states, every kind of operation is tried once in each of them.  An operation that needs one particular
-state can never take effect if no remaining open operation establishes that state, and none that is invoked before it
-returns.  A search that used up the last such operation may backtrack at once, instead of when the operation returns.
-Establishing a state now is of no use to an operation still to come if something must end the state in between.
+If a model has few states, every kind of operation is tried once in each of them.  An operation that needs one
+particular state can never take effect if no remaining open operation establishes that state, and none that is invoked
+before it returns.  A search that used up the last such operation may backtrack at once, instead of when the operation
+returns.  Establishing a state now is of no use to a later operation if the state must end in between.
 
 An operation that leads to the same state from everywhere (a write) hides every other such operation that takes effect
 right before it.  So once one of them has taken effect, the others that were open need not be placed: they may return as
@@ -26,8 +26,8 @@ MAX_STEPS = 4_000
 #: Number of operations after each return that are examined for when a state is needed and when it ends.
 MAX_AHEAD = 200
 
-#: A state; the operations that need it; the open operations that can establish it in time; (shift, field) of each crashed
-#: operation that can; and the operations that must end the state before it is needed, if it holds now.
+#: A state; the operations that need it; the open operations that can establish it in time; (shift, field) of each
+#: crashed operation that can; and the operations that must end the state before it is needed, if it holds now.
 Need = tuple[int, int, int, list[tuple[int, int]], int]
 
 
@@ -106,7 +106,7 @@ class Lookahead:
         return mask & ((1 << self.width) - 1) | (blind & ~mask) << self.width
 
     def needs_at(self, at: int) -> list[Need]:
-        """States that some operation, open or later, needs before any operation that is not open yet establishes them."""
+        """States that some operation, open or later, needs before any operation yet to come establishes them."""
         known = self._needs_at[at]
         if known is None:
             known = self._needs_at[at] = self._look_at(at)
@@ -131,7 +131,7 @@ class Lookahead:
             until = makers[following] if following < len(makers) else NEVER
             mask = sum(bit for bit, position in needing.get(state, ()) if position < until)
             ways = making.get(state, ())
-            # Of later operations, the last invoked one before a new operation establishes the state has the fewest ways.
+            # Of later operations, the last one invoked before a new one establishes the state has the fewest options.
             last = -1
             coming = bisect_right(users, (now, NEVER))
             for start, end in islice(users, coming, coming + MAX_AHEAD):

@@ -5,7 +5,7 @@ inside from the return of its insert to the invocation of its extract.  The valu
 other, and can be extracted only while nothing else is inside; the same holds value by value.  So an extract needs an
 instant, after the invocation of the insert, at which no value of higher priority is certainly inside.  That suffices,
 since at such an instant each of these values can be outside: its insert takes effect later, or its extract earlier,
-which never conflicts with others.  An extract that found nothing needs an instant at which no value is certainly inside.
+which never conflicts with others.  An extract that found nothing needs an instant at which nothing is certainly inside.
 
 O(n log n) time for sorting, then almost linear; O(n) memory.
 """

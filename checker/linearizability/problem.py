@@ -196,7 +196,7 @@ class Problem:
     def _count_crashed(
         self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int], unlimited: bool
     ) -> None:
-        """Lay out a field and a guard bit for every kind of crashed operation, with an entry for each possible result."""
+        """Lay out a field and a guard bit per kind of crashed operation, with an entry for each possible result."""
         shift = 0
         self._unit_of: dict[int, int] = {}
         self.guards = 0

@@ -2,9 +2,9 @@
 
 After Gibbons & Korach, "Testing shared memories" (SIAM J. Comput. 26(4), 1997).  Take each value with its write and
 its reads.  F is the first return among them, S the last invocation.  A value with F < S must be the register's value
-all the way from F to S (a forward zone); one with S < F merely somewhere in between (a backward zone).  The history
-is linearizable iff every read follows its write's invocation, forward zones are pairwise disjoint, and no backward
-zone lies inside a forward one.  O(n log n) time, O(n) memory.
+all the time from F to S (a forward zone); one with S < F only at some point in between (a backward zone).  The history
+is linearizable iff every read returns after its write's invocation, forward zones are pairwise disjoint, and no
+backward zone lies inside a forward one.  O(n log n) time, O(n) memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts
                 writes += 1
     if not none_counts and None in first_return:
         if None in written or None in crashed:
-            # Reads of it say nothing, its write does.
+            # Reads of None say nothing, but its write does.
             telling = [row for row in rows if history.f[row] != "read" or history.result[row] is not None]
             return _check(history, telling, initial, True)
         del first_return[None], last_invoke[None]
@@ -99,7 +99,7 @@ def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts
 def impossible_read(history: History, rows: Sequence[int], model: Register) -> Violation | None:
     """A read of a value that nothing invoked before its return could have written, whatever else happened.
 
-    Holds for values written any number of times, by writes or compare-and-sets.  Linear time.
+    Values may be written any number of times, by writes or compare-and-sets.  Linear time.
     """
     fs, values, results, statuses, invoked, returned = columns(
         history, rows, "f", "value", "result", "status", "invoked", "returned"
@@ -133,7 +133,7 @@ def _writes(history: History, row: int, value: Any) -> bool:
 
 
 def zone_conflict(first_return: dict[Any, int], last_invoke: dict[Any, int]) -> tuple[Any, Any] | None:
-    """Two clusters each of which must come before the other, or ``None``.
+    """Two clusters, each of which must come before the other, or ``None``.
 
     A cluster must precede another iff its first return comes before the other's last invocation.
     """
@@ -202,7 +202,7 @@ def _from_future(history: History, rows: Sequence[int], value: Any) -> Violation
 
 
 def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, b: Any) -> Violation:
-    """Both values must be the register's value before the other: name the operations that say so."""
+    """The violation: each of two values must come before the other; names the operations that show it."""
     for old, new in ((a, b), (b, a)):
         stale = _stale(history, rows, old, new)
         if stale is not None:
@@ -233,9 +233,9 @@ def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, 
 
 
 def _stale(history: History, rows: Sequence[int], old: Any, new: Any) -> Violation | None:
-    """The plainest form of a conflict: a read of a value that a finished write had already replaced.
+    """The simplest form of a conflict: a read of a value that a completed write had already replaced.
 
-    A value that was read and that nobody wrote is the initial one: anything else was said to come from nowhere.
+    A value that was read and that nobody wrote is the initial one here; others were reported as phantoms before.
     """
     replaced, replacing = _write_of(history, rows, old), _write_of(history, rows, new)
     if replacing is None or history.returned[replacing] == NEVER:

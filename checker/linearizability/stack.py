@@ -1,14 +1,14 @@
 """Stacks whose pushes all push different values: near-linear.
 
-In the spirit of Lee & Mathur, "Efficient decrease-and-conquer linearizability monitoring" (OOPSLA 2025): take away one
-value after another that can be taken away without harm, until nothing is left or nothing can go.
+In the spirit of Lee & Mathur, "Efficient decrease-and-conquer linearizability monitoring" (OOPSLA 2025): remove one
+value after another that can be removed without changing the answer, until nothing is left or nothing can be removed.
 
-A value is surely inside from the return of its push to the invocation of its pop.  Where that is never, push and pop
-can stand next to each other and bother nobody.  Wherever no value is surely inside the stack may as well be empty, so
-the rest falls into stretches that are covered throughout.  In such a stretch the stack is never empty, hence some value
-lies at its bottom all the time: it was pushed before any push of the stretch had to be done, and popped after every
-pop could begin.  Any value that fits will do; without it the stretch falls apart again.  A stretch where none fits is
-a violation.  A pop that found nothing needs an instant at which nothing is surely inside.
+A value is certainly inside from the return of its push to the invocation of its pop.  If that span is empty, push and
+pop can be adjacent and affect no other value.  While no value is certainly inside, the stack may as well be empty, so
+that the rest splits into stretches that are covered throughout.  In such a stretch the stack is never empty, hence some
+value is at its bottom all the time: it was pushed before any push of the stretch had to be done, and popped after every
+pop could begin.  Any value that fits will do; without it the stretch splits again.  A stretch in which none fits is a
+violation.  A pop that found nothing needs an instant at which nothing is certainly inside.
 
 O(n log n) time, O(n) memory.
 """
@@ -26,7 +26,7 @@ from checker.models.collections import Stack
 
 __all__ = ["check_stack"]
 
-#: What pops of values that never come out return: after everything, in any order.
+#: Invocation of the pop of a value that never came out: after everything, in any order.
 _END = NEVER - 1
 
 #: Invoked and returned of the push, invoked and returned of the pop, row of the push, row of the pop or -1.
@@ -36,7 +36,7 @@ _Value = tuple[int, int, int, int, int, int]
 def check_stack(history: History, rows: Sequence[int], model: Stack) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`Stack`.
 
-    Raises :class:`NotApplicable` for equal values, or where too many tests would tell what crashed pops have taken.
+    Raises :class:`NotApplicable` for equal values, or if finding out what crashed pops have taken needs too many tests.
     """
     flows = gather(history, rows, model)
     if isinstance(flows, Violation):
@@ -45,7 +45,7 @@ def check_stack(history: History, rows: Sequence[int], model: Stack) -> Violatio
 
 
 def _nesting(flows: Flows) -> Violation | None:
-    """Whether values can lie on each other as they were pushed and popped."""
+    """A violation if pushes and pops cannot be properly nested, else ``None``."""
     values: list[_Value] = []
     for value, (row, invoked, returned) in flows.into.items():
         taken = flows.out.get(value)
@@ -65,9 +65,9 @@ def _nesting(flows: Flows) -> Violation | None:
 
 
 def _stuck_stretch(values: list[_Value]) -> list[_Value] | None:
-    """The values of a stretch none of which can lie at the bottom, or ``None``.
+    """The values of a stretch in which none of them can be at the bottom, or ``None``.
 
-    Times are numbered by rank among the ends of the sure intervals, so that interval i covers pieces of time from
+    Times are numbered by rank among the ends of the certain intervals, so that interval i covers pieces of time from
     ``starts[i]`` up to, not including, ``ends[i]``; a stretch is a range of pieces, and of values by their starts.
     """
     times = sorted({time for value in values for time in (value[1], value[2])})

@@ -1,4 +1,4 @@
-"""The ``step`` of a model that somebody else wrote, watched for the mistakes that make every history look valid."""
+"""Checks the ``step`` of a user's model for mistakes that make every history look valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checker.words import named_row, short
 
 __all__ = ["VALUE_ERRORS", "Step", "checked_step", "is_ours", "unknown_functions", "unusable"]
 
-#: What a model's ``step`` raises at a value of another shape than its own.
+#: What a model's ``step`` raises for values of an unexpected shape.
 VALUE_ERRORS = (TypeError, ValueError, LookupError, AttributeError)
 
 _MEND = "it must return the state after the operation, or ILLEGAL where the operation is not possible"
@@ -28,8 +28,8 @@ def is_ours(model: Model) -> bool:
 
 
 def unusable(history: History, model: Model, error: Exception) -> HistoryError:
-    """What to raise in the place of one of :data:`VALUE_ERRORS`: it names the first operation that the model cannot be
-    used with, where that shows in its first state already."""
+    """The error to raise instead of one of :data:`VALUE_ERRORS`: it names the first operation that the model cannot be
+    used with, if that already fails in the initial state."""
     what, start = "values like these", model.start()
     for row, (f, value, status, result) in enumerate(
         zip(history.f, history.value, history.status, history.result, strict=True)
@@ -47,8 +47,8 @@ def unusable(history: History, model: Model, error: Exception) -> HistoryError:
 
 
 def unknown_functions(history: History, model: Model) -> ModelError:
-    """What to raise for operations whose name is none of the model's: it names the first of them, by which the line
-    of a file is found."""
+    """The error to raise for operations that the model lacks: it names the first of them, so that its line in a file
+    can be found."""
     unknown = sorted(set(history.f) - model.functions)
     first = next(row for row, f in enumerate(history.f) if f in unknown)
     unnamed = ", for which events without an 'f' are taken" if UNNAMED_FUNCTION in unknown else ""
@@ -59,13 +59,13 @@ def unknown_functions(history: History, model: Model) -> ModelError:
 
 
 def checked_step(model: Model) -> Step:
-    """``model.step``; one of the user's raises :class:`ModelError` at the first call that
+    """``model.step``; for a user's model, wrapped to raise :class:`ModelError` at the first call that
 
-    * changes the state that it was given, or, being of an operation in ``pure``, returns another one;
-    * returns ``None`` or a boolean that is no state by all appearances (see :func:`_is_usual`) and that the model does
-      not list in ``unusual_states``.
+    * changes the state that it was given, or returns another one for an operation in ``pure``;
+    * returns ``None`` or a boolean that does not look like a state (see :func:`_is_usual`) and that the model does not
+      list in ``unusual_states``.
 
-    Raises :class:`ModelError` at once for a ``step`` that returns nothing at all.
+    Raises :class:`ModelError` at once for a ``step`` that always returns nothing.
     """
     step = model.step
     if is_ours(model):
@@ -95,10 +95,10 @@ def checked_step(model: Model) -> Step:
 
 
 def _is_usual(after: Any, state: Any, start: Any, value: Any, model: Model) -> bool:
-    """Whether ``None`` or a boolean may well be the state that an operation has led to.
+    """Whether ``None`` or a boolean is plausible as the state after an operation.
 
-    It may if it is the state as it was, the value that was asked or a part of it; a boolean, if the first state is one;
-    ``None``, if it is the first state and the operation has no value.
+    It is if it is the previous state, the operation's value or a part of it; for a boolean, also if the initial state
+    is one; for ``None``, if it is the initial state and the operation has no value.
     """
     if after is state or any(after is known for known in model.unusual_states):
         return True
@@ -110,7 +110,7 @@ def _is_usual(after: Any, state: Any, start: Any, value: Any, model: Model) -> b
 
 
 def _returns_nothing(step: Step) -> bool:
-    """Whether every way out of a function written in Python returns a constant ``None``."""
+    """Whether every return of a function written in Python returns the constant ``None``."""
     code = getattr(step, "__code__", None)
     if code is None:
         return False
@@ -123,7 +123,7 @@ def _returns_nothing(step: Step) -> bool:
 
 
 def _image(state: Any) -> Any:
-    """Something that equals itself for as long as the state is the same."""
+    """A snapshot that stays equal as long as the state does not change."""
     held = getattr(state, "__dict__", None)
     if held is None:
         return exact(state)

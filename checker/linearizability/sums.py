@@ -1,10 +1,9 @@
-"""Fetch-and-add, each of whose answers is the sum so far: with positive amounts the sums order the operations.
+"""Fetch-and-add, whose every result is the sum so far: with positive amounts the sums order the operations.
 
-An addition that answered s comes after all that saw less, and after reads of s; none is between it and the sum that it
-makes.  So two operations contradict each other by their answers alone, or by their answers and their times, whatever
-additions of unknown outcome did.  Otherwise the history is linearizable iff the sums lead from one to the next, by
-additions of unknown outcome where need be.
-O(n log n) time, O(n) memory.
+An addition that returned s comes after all operations that saw less, and after reads of s; none sees a sum between s
+and the sum that it makes.  So two operations contradict each other by their results alone, or by their results and
+times, whatever additions of unknown outcome did.  Otherwise the history is linearizable iff each sum leads to the next,
+by additions of unknown outcome if necessary.  O(n log n) time, O(n) memory.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Crashed(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """An operation that answered: the sum before it, and the sum that it made (a read the same)."""
+    """An operation that completed: the sum before it, and the sum after it (the same for a read)."""
 
     before: int
     after: int
@@ -43,8 +42,8 @@ class _Seen(NamedTuple):
 def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAdd) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`FetchAndAdd`.
 
-    Raises :class:`NotApplicable` for other amounts than positive whole numbers, for a first sum that is no whole
-    number, and where additions of unknown outcome and of several amounts would have to fill a gap.
+    Raises :class:`NotApplicable` for amounts that are not positive whole numbers, for an initial sum that is not a
+    whole number, and if additions of unknown outcome and of several amounts would have to fill a gap.
     """
     if not isinstance(model.initial, int):
         raise NotApplicable("the first sum is no whole number")
@@ -56,7 +55,7 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
         if status == FAIL or (f == "read" and status == INFO):
             continue
         amount = 0 if f == "read" else 1 if value is None else value
-        if f != "read" and (amount.__class__ is not int or amount <= 0):  # a great float may stay as it is
+        if f != "read" and (amount.__class__ is not int or amount <= 0):  # adding to a large float may not change it
             raise NotApplicable("an amount is no positive whole number")
         if status == INFO:
             crashed.append(_Crashed(history.invoked[row], amount, row))
@@ -73,7 +72,7 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
 
 
 def _whole(result: Any) -> int | None:
-    """A sum as a whole number, or ``None`` for what is none. 2.0 is 2, as it is for the model."""
+    """A sum as an int, or ``None`` if it is not a whole number.  2.0 is 2, as it is for the model."""
     try:
         whole = int(result)
     except (TypeError, ValueError, OverflowError):
@@ -82,7 +81,7 @@ def _whole(result: Any) -> int | None:
 
 
 def _beside(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -> Violation | None:
-    """Two additions that saw the same sum, or an operation that saw one in the middle of an addition."""
+    """A violation by two additions that saw the same sum, or an operation that saw a sum within an addition."""
     for last, each in pairwise(seen):  # a read of the sum that an addition saw comes before the addition
         if each.before < last.after:
             both = f"{named_row(history, last.row, model)} and {named_row(history, each.row, model)}"
@@ -97,7 +96,7 @@ def _beside(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -> Viol
 
 
 def _out_of_order(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -> Violation | None:
-    """An operation that returned before one was invoked that saw less."""
+    """A violation by an operation that returned before one that saw less was invoked."""
     first_return: dict[int, int] = {}
     last_invoke: dict[int, int] = {}
     for before, after, row in seen:
@@ -120,10 +119,11 @@ def _out_of_order(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -
 
 
 def _gap(history: History, seen: Sequence[_Seen], crashed: Sequence[_Crashed], model: FetchAndAdd) -> Violation | None:
-    """An operation that saw a sum that the additions before it do not make, nor those of unknown outcome.
+    """A violation by an operation that saw a sum that cannot be reached, even by additions of unknown outcome.
 
-    Of these each has to have begun before anything returned that saw more; with one amount they fill the gaps iff
-    there are enough for all gaps up to each.  Raises :class:`NotApplicable` for several amounts.
+    Each addition that fills a gap must have begun before any operation that saw more returned.  If all have the same
+    amount, they fill the gaps iff there are enough for all gaps up to each one.  Raises :class:`NotApplicable` for
+    several amounts.
     """
     began = sorted(crashed)
     added = list(accumulate((each.amount for each in began), initial=0))

@@ -1,6 +1,6 @@
-"""Trees over ranges of numbers, for the engines that take a history apart: the greatest of a range, and what covers it.
+"""Segment trees for the engines that decompose a history: the maximum of a range, and how often pieces are covered.
 
-Both are kept in flat lists, children of node n at 2n and 2n+1.  Every operation takes logarithmic time.
+Both are stored in flat lists, with the children of node n at 2n and 2n+1.  Every operation takes logarithmic time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ __all__ = ["Cover", "MaxTree"]
 
 
 class MaxTree:
-    """Numbers that change, and where the greatest of a range is.
+    """Mutable numbers, and the index of the maximum of a range.
 
-    :meth:`argmax` of a range in which all are ``least`` or less answers an index of its own, whose value is ``least``.
+    If no number in the range exceeds ``least``, :meth:`argmax` returns a special index, whose value is ``least``.
     """
 
     def __init__(self, numbers: Sequence[int], *, least: int) -> None:
@@ -47,7 +47,7 @@ class MaxTree:
             node //= 2
 
     def argmax(self, low: int, high: int) -> int:
-        """Where the greatest number of ``low`` to ``high - 1`` is."""
+        """The index of the greatest number from ``low`` to ``high - 1``."""
         held, best = self._numbers, self._best
         found = len(held) - 1
         low += self._size
@@ -67,9 +67,9 @@ class MaxTree:
 
 
 class Cover:
-    """Pieces in a row and how many intervals cover each; intervals are taken away, and pieces left bare are found once.
+    """A row of pieces and how many intervals cover each; intervals are removed, and each uncovered piece is found once.
 
-    ``least[n]`` is the least count below node n, without what ``extra`` adds at its ancestors.
+    ``least[n]`` is the least count below node n, without the ``extra`` of its ancestors.
     """
 
     def __init__(self, pieces: int, intervals: Iterable[tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ class Cover:
         self._extra = [0] * (2 * size)
 
     def remove(self, start: int, end: int) -> None:
-        """One interval less over pieces ``start`` to ``end - 1``."""
+        """Remove an interval over pieces ``start`` to ``end - 1``."""
         least, extra = self._least, self._extra
         low, high = start + self._size, end + self._size
         first, last = low, high - 1
@@ -113,9 +113,9 @@ class Cover:
                 node //= 2
 
     def stretches(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Ranges of covered pieces between the bare ones of ``start`` to ``end - 1``, as (first, one past the last).
+        """Ranges of covered pieces between uncovered ones in ``start`` to ``end - 1``, as (first, one past the last).
 
-        Bare pieces count as covered from then on in the tree, so that each is found once; the ranges leave them out.
+        The tree then marks the uncovered pieces as covered, so that each is found once; the ranges exclude them.
         """
         bare = self._take_bare(start, end)
         out = []

@@ -3,12 +3,12 @@
 After Wing & Gong, "Testing and verifying concurrent objects" (J. Parallel Distrib. Comput. 17, 1993), with the cache of
 Lowe, "Testing for linearizability" (Concurrency Computat. 29(4), 2017):
 
-    A history is linearizable if it is empty, or if some operation can be its first, namely one that was invoked before
-    any of the others returned, and what is left after it is linearizable from the state that it leads to.  What is left
-    is known by the set of operations that were taken and by the state: whoever comes to the same pair again, by
-    another order, need not try it again.
+    A history is linearizable if it is empty, or if some operation can come first, namely one that was invoked before
+    any of the others returned, and the rest is linearizable from the state that it leads to.  The rest is determined by
+    the set of operations taken so far and the state: if the same pair is reached again by another order, it need not
+    be tried again.
 
-Nothing here is made fast.  It is the specification of the general engine (``general``, ``problem``, ``lookahead``),
+Nothing here is optimised.  It is the specification of the general engine (``general``, ``problem``, ``lookahead``),
 which walks the same configurations in another order and prunes them; tests compare the two on histories too long for
 the brute force of ``checker.testing``.
 """
@@ -27,7 +27,7 @@ __all__ = ["is_linearizable"]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An operation that happened or may have: ``returned`` is :data:`NEVER` for one that may be left out."""
+    """An operation that took effect or may have: ``returned`` is :data:`NEVER` for one that may be left out."""
 
     bit: int
     f: str
@@ -40,7 +40,7 @@ class _Call:
 def is_linearizable(history: History, model: Model) -> bool:
     """Whether a history without keys is linearizable with respect to a model.
 
-    Values must be hashable and free of booleans that could be taken for numbers.  Exponential in time and memory.
+    Values must be hashable and free of booleans that could be mistaken for numbers.  Exponential in time and memory.
     """
     calls = _calls(history, model)
     completed = sum(call.bit for call in calls if call.returned != NEVER)
@@ -62,7 +62,7 @@ def is_linearizable(history: History, model: Model) -> bool:
 
 
 def _first_ones(calls: Sequence[_Call], taken: int) -> Iterator[_Call]:
-    """The operations not taken that were invoked before any other of them returned; calls in order of invocation."""
+    """The operations not taken yet that were invoked before any other of these returned, in order of invocation."""
     first_return = NEVER
     for call in calls:
         if call.invoked > first_return:
@@ -73,7 +73,7 @@ def _first_ones(calls: Sequence[_Call], taken: int) -> Iterator[_Call]:
 
 
 def _calls(history: History, model: Model) -> list[_Call]:
-    """What is left of a history without the operations that failed, and with every result of those that crashed."""
+    """The operations of a history without those that failed, with every possible result of those that crashed."""
     kinds = [
         (history.f[row], history.value[row], history.result[row])
         for row in range(len(history))

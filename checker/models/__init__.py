@@ -1,4 +1,4 @@
-"""Sequential specifications: what each object does when it is used by one client at a time."""
+"""Sequential specifications: how each object behaves when it is used by one client at a time."""
 
 from __future__ import annotations
 

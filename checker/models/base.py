@@ -1,4 +1,4 @@
-"""What a model is, and the three special values a model's ``step`` meets."""
+"""The base class of models, and the special values of a model's ``step``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ILLEGAL", "UNKNOWN", "Model", "ModelError", "shortened"]
 
 
 class ModelError(ValueError):
-    """A model that does not exist, was given a wrong field, or does not know an operation of the history."""
+    """A model does not exist, was given a wrong field, or lacks an operation of the history."""
 
 
 class _Sentinel:
@@ -24,7 +24,7 @@ class _Sentinel:
         return self._name
 
 
-#: Result of an operation that crashed: any result the model allows will do.
+#: Result of an operation that crashed: any result that the model allows will do.
 UNKNOWN: Any = _Sentinel("UNKNOWN")
 #: What ``step`` returns when the operation could not have had that result in that state.
 ILLEGAL: Any = _Sentinel("ILLEGAL")
@@ -34,19 +34,19 @@ ILLEGAL: Any = _Sentinel("ILLEGAL")
 class Model:
     """A deterministic sequential object.
 
-    A subclass gives ``start`` and ``step``, and lists in ``pure`` the names of operations that never change the
-    state (the engines drop them when they crashed, and place them as soon as they fit).  States must be hashable.
+    A subclass defines ``start`` and ``step``, and lists in ``pure`` the names of operations that never change the
+    state (the engines drop those that crashed, and place the others as soon as they fit).  States must be hashable.
     """
 
     name: ClassVar[str] = "model"
-    #: Names of the operations this model knows; empty means "any, step will tell".
+    #: Names of the operations that this model knows; empty means any, and ``step`` decides.
     functions: ClassVar[frozenset[str]] = frozenset()
     #: Names of operations that never change the state.
     pure: ClassVar[frozenset[str]] = frozenset()
-    #: States that are ``None`` or a boolean, where ``start`` is nothing of the kind: a ``step`` that returns what is
-    #: not listed is taken to have forgotten its ``return``, or :data:`ILLEGAL`.
+    #: States that are ``None`` or a boolean although ``start`` is not: a ``step`` that returns one not listed here is
+    #: assumed to lack a ``return``, or to mean :data:`ILLEGAL`.
     unusual_states: ClassVar[tuple[Any, ...]] = ()
-    #: Names of operations whose boolean result is an answer about the operation itself, never a value of the object.
+    #: Names of operations whose boolean result is about the operation itself, and never a value of the object.
     answers: ClassVar[frozenset[str]] = frozenset()
 
     def start(self) -> Hashable:
@@ -54,33 +54,33 @@ class Model:
         return None
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
-        """The state after ``f(value)`` answered ``result`` in ``state``, or :data:`ILLEGAL`.
+        """The state after ``f(value)`` returned ``result`` in ``state``, or :data:`ILLEGAL`.
 
         ``result`` is :data:`UNKNOWN` for an operation that crashed.
         """
         raise TypeError(f"model {type(self).__name__} has no step")
 
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
-        """Whether this operation leaves every state in which it is legal as it was."""
+        """Whether this operation leaves every state in which it is legal unchanged."""
         return f in self.pure
 
     def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
-        """The results a crashed operation may have had, where they lead to different states.
+        """The results that a crashed operation may have had, if they lead to different states.
 
-        ``step`` sees one of them; by default :data:`UNKNOWN`, for operations whose effect does not depend on what they
-        answer.  ``operations`` are all ``(f, value, result)`` of the history: what nobody put in, nobody took out.
+        ``step`` gets one of them; by default :data:`UNKNOWN`, for operations whose effect does not depend on their
+        result.  ``operations`` are all ``(f, value, result)`` of the history: only a value that was put can be taken.
         """
         return (UNKNOWN,)
 
     def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
         """A model that agrees with this one on any history of just these ``(f, value, result)``.
 
-        It may merge states that none of the operations can tell apart, which is what keeps a search small.
+        It may merge states that none of the operations can distinguish, which keeps a search small.
         """
         return self
 
     def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable] | None:
-        """Enough states to stand for every state there is, as far as these operations can tell; ``None`` if too many.
+        """States that represent all possible ones as far as these operations can tell them apart; ``None`` if too many.
 
         Used to explain a violation by the end of a history alone: a part that fits no starting state at all
         contradicts itself whatever came before.
@@ -97,6 +97,6 @@ class Model:
 
 
 def shortened(value: Any, limit: int = 60) -> str:
-    """``repr`` cut to a length a sentence can carry."""
+    """``repr``, cut in the middle beyond ``limit`` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit // 2] + "..." + text[-limit // 3 :]

@@ -1,4 +1,4 @@
-"""Queues, stacks and sets.  Every queue takes both pairs of names in use: ``enqueue``/``dequeue`` and others'."""
+"""Queues, stacks and sets.  Every queue accepts all common names of its operations: ``enqueue``/``dequeue`` etc."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PUT_NOTHING = "null was put in, which nobody could tell from finding nothing whe
 
 
 def elements_shown(result: Any) -> Collection[Any]:
-    """What a read of a set shows. Raises ValueError where that is no collection: of a string those would be the
-    characters, of a map the keys."""
+    """The elements that a read of a set shows.  Raises ValueError if its result is not a list or set: a string would
+    yield its characters, a map its keys."""
     if not isinstance(result, (list, tuple, set, frozenset)):
         raise ValueError(f"a read of a set must show a list, not {shortened(result)}")
     return result
@@ -35,9 +35,9 @@ def elements_shown(result: Any) -> Collection[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Container(Model):
-    """Shared by everything that values go into and come out of; taking from an empty one answers ``None``.
+    """Base of all containers; taking from an empty one returns ``None``.
 
-    So ``None`` cannot be put in: a history that does so says nothing certain, and is refused.
+    So ``None`` cannot be put in: a history that does so would be ambiguous, and is refused.
     """
 
     puts: ClassVar[frozenset[str]] = frozenset({"enqueue", "add", "send", "push", "insert"})
@@ -93,7 +93,7 @@ class Stack(_Container):
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityQueue(_Container):
-    """``insert(v)``, ``extract() -> the smallest v``, or ``None`` when empty; ``largest_first`` turns it round."""
+    """``insert(v)``, ``extract() -> the smallest v``, or ``None`` when empty; ``largest_first`` reverses the order."""
 
     largest_first: bool = False
 
@@ -111,7 +111,7 @@ class PriorityQueue(_Container):
 
 @dataclass(frozen=True, kw_only=True)
 class UnorderedQueue(_Container):
-    """A bag: ``dequeue`` gives any value that is in it, or ``None`` when empty.
+    """A bag: ``dequeue`` returns any value that is in it, or ``None`` when empty.
 
     A crashed ``dequeue`` may have taken any value that was ever put in.
     """
@@ -134,15 +134,15 @@ class UnorderedQueue(_Container):
 
 
 MAX_ELEMENTS_OF_STATES = 3
-"""Elements of a set all of whose subsets are tried as starting states: each element doubles their number."""
+"""Maximum elements of a set whose subsets are all tried as starting states: each element doubles their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Set(Model):
     """``add(v)``, ``remove(v)``, ``contains(v) -> bool``, and ``read() -> all``.
 
-    ``add`` and ``remove`` answer whether they changed anything, or anything that is not a bool where the system does
-    not say.
+    ``add`` and ``remove`` return whether they changed anything, or a value that is not a bool if the system does not
+    tell.
     """
 
     name: ClassVar[str] = "set"

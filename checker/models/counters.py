@@ -13,7 +13,7 @@ __all__ = ["Counter", "FetchAndAdd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Counter(Model):
-    """``add(n)`` (``increment`` and ``decrement`` by one where no value is given), ``read() -> sum``."""
+    """``add(n)``, ``increment`` and ``decrement`` (by one if no value is given), ``read() -> sum``."""
 
     initial: int = 0
 

@@ -11,7 +11,7 @@ from checker.models.base import ILLEGAL, UNKNOWN, Model
 
 __all__ = ["KeyValue"]
 
-#: A string that no read of the history can still see: every such string behaves alike.
+#: Stands for all strings that no read of the history can still see: they all behave in the same way.
 _DEAD = "\0unobservable"
 
 
@@ -52,19 +52,19 @@ class KeyValue(Model):
 
 
 def _may_show(result: Any, state: str) -> bool:
-    """Whether a read of this string can have had this result; ``None`` where nobody has put anything."""
+    """Whether a read of this string can have had this result; ``None`` means an empty string."""
     return result is UNKNOWN or result == state or (result is None and not state)
 
 
 def _strings_read(operations: Sequence[tuple[str, Any, Any]]) -> set[str]:
-    """Every string that some read shows; nothing that can be put makes a read show anything else."""
+    """Every string that some read shows; a read cannot show anything but a string."""
     shown = ("" if result is None else result for f, _, result in operations if f == "get")
     return {result for result in shown if isinstance(result, str)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Observed(KeyValue):
-    """The same, with every string that is no prefix of a read string merged into one dead state."""
+    """As `KeyValue`, with every string that is not a prefix of a read string merged into one dead state."""
 
     reads: tuple[str, ...] = ()
 

@@ -34,8 +34,8 @@ def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
 class Log(Model):
     """An append-only queue: ``append(v) -> [offset, v]``, ``read({offset, max}) -> {offset, messages, tail}``,
     ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.  An append that
-    answers ``None`` or ``[None, v]`` got no offset.  What a read asked for is not judged: it may carry fewer
-    messages, or more.
+    returns ``None`` or ``[None, v]`` got no offset.  The arguments of a read are not judged: it may return fewer
+    messages than requested, or more.
     """
 
     name: ClassVar[str] = "log"
@@ -64,9 +64,9 @@ class Log(Model):
 @dataclass(frozen=True, kw_only=True)
 class Topic(Model):
     """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
-    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers
-    ``None`` or ``[None, offset]``, may be in any queue; one that answers ``[queue, None]`` anywhere in it.  What a read
-    asked for is not judged.
+    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that returns
+    ``None`` or ``[None, offset]``, may be in any queue; one that returns ``[queue, None]`` may be at any offset of that
+    queue.  The arguments of a read are not judged.
     """
 
     queues: int = 4
@@ -102,15 +102,15 @@ class Topic(Model):
 
 
 def _lacks_queue(result: Any) -> bool:
-    """Whether a send got no queue."""
+    """Whether the result of a send names no queue."""
     return result is UNKNOWN or result is None or result[0] is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Unplaced(Topic):
-    """The same, where sends that completed may be in any queue: a state is the set of all that the topic may be in.
+    """A topic in which completed sends may be in any queue: a state is the set of all possible states of the topic.
 
-    What a read shows leaves fewer of them, so nothing is pure.
+    A read excludes some of them, so no operation is pure.
     """
 
     pure: ClassVar[frozenset[str]] = frozenset()

@@ -26,8 +26,8 @@ _OTHER = _Other()
 class Register(Model):
     """``write(v)``, ``read() -> v``; holds ``initial`` at first.
 
-    ``none_is_any`` says that a read of ``None`` carries no value and fits any state, which is Knossos' convention.  By
-    default it holds exactly when ``initial`` is not ``None``: where ``None`` is the first value, it means "empty".
+    ``none_is_any``: a read of ``None`` carries no value and fits any state, which is Knossos' convention.  By default
+    that is so exactly if ``initial`` is not ``None``: if ``None`` is the initial value, it means "empty".
     """
 
     initial: Hashable = None
@@ -46,7 +46,7 @@ class Register(Model):
         return state if result == state or self._says_nothing(result) else ILLEGAL
 
     def reads_of_none_count(self) -> bool:
-        """Whether a read of ``None`` says that the register held ``None``."""
+        """Whether a read of ``None`` means that the register held ``None``."""
         return self.initial is None if self.none_is_any is None else not self.none_is_any
 
     def _says_nothing(self, result: Any) -> bool:
@@ -58,10 +58,10 @@ class Register(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class CASRegister(Register):
-    """A register with ``cas([old, new])``, which answers ``False`` when the register does not hold ``old``.
+    """A register with ``cas([old, new])``, which returns ``False`` when the register does not hold ``old``.
 
-    That is an operation that completed (``ok``) and made a comparison; any other result says that ``new`` was written.
-    One that failed (``fail``) did not happen, like every operation that failed, and says nothing about the state.
+    Such an operation completed (``ok``) and made a comparison; any other result means that ``new`` was written.  An
+    operation that failed (``fail``) did not happen, and tells nothing about the state.
     """
 
     name: ClassVar[str] = "cas-register"
@@ -92,7 +92,7 @@ class CASRegister(Register):
 
 
 def is_refused(f: str, result: Any) -> bool:
-    """Whether this is a compare-and-set that completed and found another value."""
+    """Whether this is a compare-and-set that completed after finding another value."""
     return f == "cas" and (result is False or result is FALSE)
 
 
@@ -101,7 +101,7 @@ class MultiRegister(Model):
     """Several registers read and written together, atomically, by small transactions.
 
     ``f`` is ``txn``, its value a list of ``[read, k, v]`` and ``[write, k, v]``, applied in order; the completion
-    carries the values read.  ``initial`` maps names to first values (``None`` where it has no entry).
+    carries the values read.  ``initial`` maps names to initial values (default: ``None``).
     """
 
     initial: Mapping[Any, Hashable] = field(default_factory=dict)
@@ -141,10 +141,10 @@ def _kind(step: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionedRegister(Model):
-    """A register whose every write gets the next version: ``write(v) -> version``, ``read() -> [version, v]``.
+    """A register in which every write gets the next version: ``write(v) -> version``, ``read() -> [version, v]``.
 
-    Versions count up by one from ``initial_version``, which belongs to ``initial``.  A write that answers ``None`` was
-    without a version.
+    Versions count up by one from ``initial_version``, the version of ``initial``.  A write that returns ``None`` got no
+    version.
     """
 
     initial: Hashable = None
@@ -172,7 +172,7 @@ class VersionedRegister(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Mutex(Model):
-    """``acquire()`` succeeds when the lock is free, ``release()`` when it is held; nobody asks by whom."""
+    """``acquire()`` succeeds when the lock is free, ``release()`` when it is held, by whatever process."""
 
     held: bool = False
 

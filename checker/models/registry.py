@@ -41,7 +41,7 @@ MODELS: dict[str, type[Model]] = {
 
 
 def parse_model(text: str) -> Model:
-    """The model that ``NAME`` or ``NAME:FIELD=JSON,...`` names.  Raises :class:`ModelError` with the mend."""
+    """The model that ``NAME`` or ``NAME:FIELD=JSON,...`` names.  Raises :class:`ModelError`, which names the fix."""
     name, _, rest = text.partition(":")
     cls = MODELS.get(name)
     if cls is None:
@@ -52,7 +52,8 @@ def parse_model(text: str) -> Model:
 
 
 def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
-    """What ``FIELD=JSON,...`` says; a value that is no JSON is a word.  Raises :class:`ModelError` with the mend."""
+    """The fields in ``FIELD=JSON,...``; a value that is not JSON is a string.  Raises :class:`ModelError`, which names
+    the fix."""
     fields: dict[str, Any] = {}
     for part in _split(text):
         field_name, equals, value = part.partition("=")
@@ -72,11 +73,11 @@ def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no number that JSON has")  # NaN equals nothing, not even itself: it stays a word
+    raise ValueError(f"{word} is no number that JSON has")  # NaN does not equal itself, so it stays a string
 
 
 def _split(text: str) -> list[str]:
-    """``text`` at the commas that are outside of braces, brackets and quotes."""
+    """``text`` split at the commas outside braces, brackets and quotes."""
     parts, depth, quoted, current = [], 0, False, ""
     for char in text:
         if char == '"':

@@ -1,9 +1,9 @@
 """Checkers that are fed while the test runs and stop it at the first violation.
 
-Each takes the events of one history in order and answers ``None`` or a sentence.  They never cry wolf, and on objects
-whose values differ they find a violation at the event that completes it.  What they hold is bounded by the number of
-keys and of open operations (those of unknown outcome stay open) and by a window for what returned beside them; what a
-bounded memory cannot see, the full check at the end does.
+Each takes the events of one history in order and returns ``None`` or a sentence.  They never report a false violation,
+and for objects with distinct values they find a violation at the event that completes it.  Their memory is bounded by
+the number of keys and open operations (those of unknown outcome stay open), and by a window of operations that returned
+concurrently; violations beyond that are left to the full check at the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Logs and versioned registers as operations return: ranks from offsets (see ``linearizability.log``).
+"""Logs and versioned registers, judged as operations return: ranks from offsets (see ``linearizability.log``).
 
-Whoever begins after the log was seen to hold n messages sees, or is placed after, those n.  An offset below the tail
-that nobody has shown or been given must be of an append that is open or whose outcome is unknown, and that was invoked
-before the offset was first passed: there must be one for each (Hall's theorem, on nested sets of candidates).
+An operation that begins after the log was seen to hold n messages sees those n, or is placed after them.  An offset
+below the tail that no operation has shown or got must belong to an append that is open or of unknown outcome, and that
+was invoked before the offset was first passed: there must be one for each (Hall's theorem, on nested candidate sets).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["OnlineLog", "OnlineVersionedRegister"]
 
 
 class _Append:
-    """An append that no answer has placed yet, or one placed by a read before it returned."""
+    """An append without a known offset, or one whose offset a read showed before it returned."""
 
     __slots__ = ("least", "offset", "start")
 
@@ -32,15 +32,15 @@ class _Append:
 
 
 class _Places:
-    """What is at which offset of one log, as far as it was seen, and which appends may be in the holes."""
+    """The messages of one log by offset, as far as they were seen, and the appends that may fill its holes."""
 
     def __init__(self) -> None:
-        #: Messages that the log held for certain when something returned.
+        #: How many messages the log is known to have held.
         self.reached = 0
         self._content: OrderedDict[int, Any] = OrderedDict()
         self._place: dict[Any, int] = {}
         self._appends: dict[Any, _Append] = {}
-        #: Invocations of the appends without a place; offsets below ``reached`` without a message, and since when.
+        #: Invocations of appends without an offset; offsets below ``reached`` without a message, and since when.
         self._spare: list[int] = []
         self._holes: list[int] = []
         self._since: list[int] = []
@@ -49,7 +49,7 @@ class _Places:
         return len(self._content) + len(self._appends) + len(self._holes)
 
     def begin(self, value: Any, start: int) -> bool:
-        """An append is invoked; ``False`` if its value is one already known."""
+        """An append is invoked; ``False`` if its value is already known."""
         if value in self._appends or value in self._place:
             return False
         self._appends[value] = _Append(start, self.reached)
@@ -80,7 +80,7 @@ class _Places:
         return problem
 
     def reach(self, tail: int, now: int) -> str | None:
-        """The log held ``tail`` messages; what is missing of them must be of appends without a place."""
+        """The log held ``tail`` messages; those not seen yet must belong to appends without an offset."""
         missing = tail - self.reached
         if missing <= 0:
             return None
@@ -92,7 +92,7 @@ class _Places:
         return None
 
     def show(self, start: int, messages: tuple[Any, ...], tail: int, now: int) -> str | None:
-        """A view of the log, with ``messages`` from offset ``start`` on, ended."""
+        """A read returned, which showed ``messages`` from offset ``start`` on."""
         if messages and (start < 0 or start + len(messages) > tail):
             return f"showed messages beyond the tail {tail}"
         problem = self.reach(tail, now)
@@ -111,11 +111,11 @@ class _Places:
                     return f"showed {short(value)} at offset {offset}, where no append can have put it"
                 first = min(first, append.start)
                 problem = self._put(value, offset)
-            # What is neither known nor a hole was forgotten.
+            # An offset that is neither known nor a hole was forgotten.
         return problem or self._too_few(first - 1)
 
     def forget_below(self, offset: int) -> None:
-        """Nobody who is open may show what is below ``offset``."""
+        """Forget messages below ``offset``, which no open operation may show."""
         content = self._content
         while content:
             lowest = next(iter(content))
@@ -128,7 +128,7 @@ class _Places:
         return at < len(self._holes) and self._holes[at] == offset
 
     def _put(self, value: Any, offset: int) -> str | None:
-        """Place an append that has no place."""
+        """Assign an offset to an append that has none."""
         append = self._appends[value]
         if append.offset is not None:
             return f"puts {short(value)} at offset {offset}, but it had been seen at {append.offset}"
@@ -152,7 +152,7 @@ class _Places:
         self._place.pop(self._content.pop(offset), None)
 
     def _too_few(self, changed: int) -> str | None:
-        """Whether holes outnumber the appends that may be in them; only those passed after ``changed`` can."""
+        """The problem if holes outnumber the appends that may fill them; only holes since after ``changed`` can."""
         spare, since = self._spare, self._since
         for at in range(bisect_right(since, changed), len(since)):
             if bisect_left(spare, since[at]) <= at:
@@ -161,7 +161,7 @@ class _Places:
 
 
 class _PlacesJudge(Judge):
-    """What logs and versioned registers share.  A call's token is how many messages there were when it began."""
+    """Shared by logs and versioned registers.  A call's token is the number of messages known when it began."""
 
     #: The operation that appends.
     appends = "append"
@@ -193,11 +193,11 @@ class _PlacesJudge(Judge):
         return problem and f"{who} {problem}"
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
-        """What is wrong with the place that an append got."""
+        """The problem with the offset that an append got, if any."""
         raise TypeError(f"{type(self).__name__} does not say where an append gets its place")
 
     def _view(self, call: Call, result: Any, now: int) -> str | None:
-        """What is wrong with a read."""
+        """The problem with a read, if any."""
         raise TypeError(f"{type(self).__name__} does not say what a read shows")
 
 
@@ -206,7 +206,7 @@ class _LogJudge(_PlacesJudge):
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
         if result is None or result[0] is None:
-            # Nobody learnt where the message is: it is wherever it was seen, or will be.
+            # The offset is not known: it is wherever the message was seen, or will be.
             self._places.give_up(call.value)
             return None
         return self._places.acknowledge(call.value, result[0], now)
@@ -224,10 +224,10 @@ class _LogJudge(_PlacesJudge):
 
 
 class OnlineLog(Online):
-    """A5 online: a :class:`checker.Log` to which every append appends its own value.
+    """A5 online: a :class:`checker.Log` in which every append has a different value.
 
-    Messages further back than a window are not compared again.  A key to which a remembered value is appended again
-    is no longer judged.
+    Messages older than a window are not compared again.  A key to which a remembered value is appended again is no
+    longer judged.
     """
 
     def __init__(self) -> None:
@@ -269,10 +269,11 @@ class _VersionsJudge(_PlacesJudge):
 
 
 class OnlineVersionedRegister(Online):
-    """A5 online: a :class:`checker.VersionedRegister`, every write its own value; fields as there.
+    """A5 online: a :class:`checker.VersionedRegister` in which every write has a different value; fields as there.
 
-    A version is forgotten once a later one is known and nobody is open who began before that; in its words versions
-    are offsets of the log of writes, from 0.  A key to which a remembered value is written again is no longer judged.
+    A version is forgotten once a later one is known and no open operation began before that; its sentences refer to
+    versions as offsets of the log of writes, from 0.  A key to which a remembered value is written again is no longer
+    judged.
     """
 
     def __init__(self, *, initial: Any = None, initial_version: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What online checkers share: pairing events, one judge for every key, and what is open there."""
+"""Shared by online checkers: pairing of events, one judge per key, and its open operations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from checker.values import exact
 
 __all__ = ["NOT_YET", "WINDOW", "Call", "Judge", "Online"]
 
-#: Completed operations per key that are remembered beside open ones: far more than can be in flight at once.
+#: Completed operations remembered per key, in addition to open ones: far more than can be in flight at once.
 WINDOW = 4096
-#: Position of what has not happened: after every event.
+#: Position of an event that has not happened: after every other.
 NOT_YET = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """An open operation: what was asked at which position, and what its judge remembers of that moment."""
+    """An open operation: its name, value and position, and what its judge remembers of that moment."""
 
     f: str
     value: Any
@@ -30,9 +30,9 @@ class Call:
 
 
 class Judge:
-    """The online checker of one key.  A subclass says what begins and what an end means.
+    """The online checker of one key.  A subclass handles invocations and completions.
 
-    ``open`` holds the calls that have not completed, oldest first.  ``is_judging`` turns false for good where the
+    ``open`` holds the calls that have not completed, oldest first.  ``is_judging`` becomes false, permanently, when the
     method no longer applies (a value written twice, say).
     """
 
@@ -45,26 +45,26 @@ class Judge:
         raise TypeError(f"{type(self).__name__} does not say what an invocation means")
 
     def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
-        """Take a completion at position ``now``; a sentence beginning with ``who`` where it completes a violation."""
+        """Take a completion at position ``now``; returns a sentence beginning with ``who`` if that is a violation."""
         raise TypeError(f"{type(self).__name__} does not say what a completion means")
 
     def held(self) -> int:
-        """Records held beside open calls."""
+        """Number of records held in addition to open calls."""
         raise TypeError(f"{type(self).__name__} does not count what it holds")
 
     def oldest(self, now: int) -> int:
-        """Where the oldest open call began; ``now`` when none is open."""
+        """The position at which the oldest open call began; ``now`` when none is open."""
         return next(iter(self.open), now)
 
     def excuse_oldest(self) -> None:
-        """Judge the oldest open call no more, so that what returned beside it may be forgotten."""
+        """Stop judging the oldest open call, so that operations that returned concurrently may be forgotten."""
         start = next(iter(self.open), None)
         if start is not None:
             self.open.pop(start).excused = True
 
 
 class Online:
-    """Pairs events and hands them to the judge of their key."""
+    """Pairs events and passes them to the judge of their key."""
 
     def __init__(self, new_judge: Callable[[], Judge]) -> None:
         self._new_judge = new_judge
@@ -73,7 +73,7 @@ class Online:
         self._position = 0
 
     def feed(self, event: Mapping[str, Any]) -> str | None:
-        """Take the next event; a sentence when it completes a violation."""
+        """Take the next event; returns a sentence if it completes a violation."""
         process = event.get("process")
         if process is None or process in NEMESIS_NAMES:
             return None
@@ -94,12 +94,12 @@ class Online:
         try:
             return judge.end(call, outcome if outcome in (OK, FAIL) else INFO, result, self._position, who)
         except (TypeError, ValueError, LookupError):
-            # Answers of another form, which the full check names: nothing more can be said here.
+            # A result of an unexpected form, which the full check reports: this key cannot be judged any further.
             judge.is_judging = False
             return None
 
     def held(self) -> int:
-        """Records held: open calls, keys, and what their judges remember of calls that are over."""
+        """Number of records held: open calls, keys, and what their judges remember of completed calls."""
         judges = self._judges.values()
         return len(self._open) + len(judges) + sum(judge.held() for judge in judges if judge.is_judging)
 

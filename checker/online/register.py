@@ -12,7 +12,7 @@ from checker.words import short
 
 __all__ = ["OnlineRegister"]
 
-#: Position of what stood there at first: before every event.
+#: Position of the initial value: before every event.
 BEFORE_ALL = -1
 
 
@@ -29,7 +29,7 @@ class _Zone:
 
 
 class _RegisterJudge(Judge):
-    """The zones of one key; those with a return also in order of it."""
+    """The zones of one key; those with a return also in order of their first return."""
 
     def __init__(self, initial: Any) -> None:
         super().__init__()
@@ -108,9 +108,9 @@ class _RegisterJudge(Judge):
 class OnlineRegister(Online):
     """A3 online: a :class:`checker.Register` that starts from ``initial``, every write its own value.
 
-    Few values are ever kept, so each new return is compared with all of them: a value is forgotten when another
-    certainly followed it before the oldest open operation began, for whoever still returns it is wrong.  A key on
-    which a remembered value is written again is no longer judged.
+    Few values are ever kept, so each new return is compared with all of them: a value is forgotten once another
+    certainly followed it before the oldest open operation began, since a read that still returns it is wrong.  A key
+    is no longer judged once a remembered value is written to it again.
     """
 
     def __init__(self, *, initial: Any = None) -> None:

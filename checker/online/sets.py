@@ -1,4 +1,4 @@
-"""Grow-only sets read whole as operations return: reads must form a chain (see ``linearizability.grow_only``)."""
+"""Grow-only sets, read whole, as operations return: reads must form a chain (see ``linearizability.grow_only``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OnlineGrowOnlySet"]
 
 
 class _Element:
-    """An element that not every read to come must show: when its addition began, and since when it is surely there."""
+    """An element that some later reads may lack: when its addition began, and since when it is certainly there."""
 
     __slots__ = ("added", "sure")
 
@@ -22,7 +22,7 @@ class _Element:
 
 
 class _SetJudge(Judge):
-    """One set: elements that every read to come must show (``settled``) and those of which more must be known."""
+    """One set: elements that every later read must show (``settled``), and those not yet decided (``recent``)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class _SetJudge(Judge):
         self._recent: dict[Any, _Element] = {}
         #: Acknowledged elements that no read has shown, in order of acknowledgement.
         self._unshown: dict[Any, _Element] = {}
-        #: What each read showed beyond smaller ones, of recent elements.
+        #: The recent elements that each read showed beyond those of smaller reads.
         self._chain: list[set[Any]] = []
 
     def held(self) -> int:
         return len(self._recent)
 
     def begin(self, call: Call) -> None:
-        # An element that is surely there already may be added again: that changes nothing.
+        # An element that is certainly there already may be added again: that changes nothing.
         if call.f == "add" and call.value not in self._settled:
             self.is_judging = call.value not in self._recent
             call.token = self._recent[call.value] = _Element(call.start)
@@ -87,7 +87,7 @@ class _SetJudge(Judge):
         return problem
 
     def _extend(self, left: set[Any]) -> str | None:
-        """Place a read in the chain of those before."""
+        """Place a read in the chain of earlier reads."""
         for at, step in enumerate(self._chain):
             if step <= left:
                 left -= step
@@ -104,7 +104,7 @@ class _SetJudge(Judge):
         return None
 
     def _settle(self, now: int) -> None:
-        """Settle what everything open began after, in the order of the chain: a later element implies the earlier."""
+        """Settle what was there before all open operations, in chain order: a later element implies the earlier."""
         if len(self._unshown) + sum(map(len, self._chain)) > WINDOW:
             self.excuse_oldest()
         oldest = self.oldest(now + 1)
@@ -132,8 +132,8 @@ class _SetJudge(Judge):
 class OnlineGrowOnlySet(Online):
     """A5 online: a :class:`checker.GrowOnlySet`, read whole, every addition its own element.
 
-    Beside what is open it holds one copy of the set, which is what every read carries: whether a read is right cannot
-    be known from less.  A key to which an element is added again before all reads must show it is no longer judged.
+    Besides open operations it holds one copy of the set, as every read does: judging a read takes no less.  A key is
+    no longer judged once an element is added to it again before all reads must show it.
     """
 
     def __init__(self) -> None:

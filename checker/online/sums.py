@@ -1,6 +1,6 @@
 """Fetch-and-add as operations return: sums only grow, so they order the operations (see ``linearizability.sums``).
 
-Every total below the greatest one known is the boundary of an addition, inside of one, or in a gap that only additions
+Every total below the greatest one known is the boundary of an addition, inside one, or in a gap that only additions
 without an answer can have filled.
 """
 
@@ -31,7 +31,7 @@ class _SumsJudge(Judge):
     def __init__(self, initial: Any) -> None:
         super().__init__()
         self._reached = initial
-        #: Totals known to have been the sum at some time, as far back as somebody open may still see them.
+        #: Totals known to have been the sum at some time, as far back as open operations may still see them.
         self._totals: list[Any] = [initial]
         self._gaps: list[_Gap] = []
         #: Amounts of additions without an answer, by invocation.
@@ -103,7 +103,7 @@ class _SumsJudge(Judge):
         return gap if gap is not None and total < gap.end else None
 
     def _too_little(self, who: str) -> str | None:
-        """Whether gaps are wider than all that could have filled them; exact where additions all add one."""
+        """The violation if gaps are wider than all that could have filled them; exact if every addition adds one."""
         if not self._gaps:
             return None
         spare = iter(self._spare.items())
@@ -119,7 +119,7 @@ class _SumsJudge(Judge):
         return None
 
     def _forget(self) -> None:
-        """Drop totals that whoever is open may no longer see."""
+        """Drop totals that no open operation may still see."""
         if len(self._totals) > WINDOW:
             self.excuse_oldest()
         oldest = next(iter(self.open.values()), None)
@@ -129,8 +129,8 @@ class _SumsJudge(Judge):
 class OnlineFetchAndAdd(Online):
     """A5 online: a :class:`checker.FetchAndAdd` that starts from ``initial``, with positive amounts.
 
-    Exact where all amounts are 1, and whenever no addition is open or of unknown outcome; otherwise gaps are only
-    compared with the sum of what may have filled them.  A key to which nothing or less is added is no longer judged.
+    Exact if all amounts are 1, and whenever no addition is open or of unknown outcome; otherwise gaps are only compared
+    with the sum of what may have filled them.  A key is no longer judged once an amount of zero or less is added to it.
     """
 
     def __init__(self, *, initial: Any = 0) -> None:

@@ -1,4 +1,4 @@
-"""What it takes to trust a checker: a brute-force oracle and random histories, for tests and for your own models."""
+"""Tools for testing a checker: a brute-force oracle and random histories, for tests and for your own models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One history judged by the oracle, the engine that is chosen and the general one."""
+"""One history judged by the oracle, by the engine that ``check`` chooses, and by the general one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["draw_history", "judge"]
 
 
 def draw_history(name: str, rng: random.Random) -> History:
-    """A small random history of the model called ``name``: of two to eight operations, with crashes and lies."""
+    """A small random history of the model called ``name``: two to eight operations, with crashes and lies."""
     return random_history(
         name,
         rng,
@@ -30,10 +30,10 @@ def draw_history(name: str, rng: random.Random) -> History:
 
 
 def judge(history: History, model: Model, label: str) -> tuple[bool, str | None]:
-    """Whether a small history is linearizable, and the engine that said so, ``None`` where the verdict was unknown.
+    """Whether a small history is linearizable, and the engine that decided it, ``None`` if the verdict was unknown.
 
-    Raises AssertionError, which begins with ``label``, where engines and oracle disagree, or where the witness of an
-    invalid history is not invalid by itself.
+    Raises AssertionError, which begins with ``label``, if engines and oracle disagree, or if the witness of an
+    invalid history is valid on its own.
     """
     truth = linearizable_by_force(history, model)
     result = check(history, model)

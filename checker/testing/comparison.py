@@ -1,7 +1,7 @@
-"""The checker and the definitions, history by history, and the smallest history of every disagreement.
+"""Compares the checker with the definitions on many histories, and minimises the histories they disagree on.
 
 A disagreement is a verdict that differs, an error, a refusal of a history that makes sense, or a witness that is no
-violation by itself.  ``unknown`` is neither of the two verdicts; it is counted.
+violation on its own.  ``unknown`` is no disagreement; it is counted.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from checker.testing.definitions.values import canonical, same
 __all__ = ["PARTS", "Comparison", "Judgement", "Row", "compare", "minimised", "rows"]
 
 TIMEOUT_S = 20.0
-"""For one history: thousands of times what one takes, so that only an engine that does not end is cut off."""
+"""For one history: thousands of times what one takes, so that only an engine that never ends is cut off."""
 
 MOST_SHOWN = 3
-"""Histories shown of each kind of disagreement: the third says no more than the first two, all are counted."""
+"""Histories shown of each kind of disagreement; more would add nothing new, and all are counted."""
 
 Event = dict[str, Any]
 Judge = Callable[[Sample], "Judgement"]
@@ -58,7 +58,7 @@ Judge = Callable[[Sample], "Judgement"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was said about one history; ``kind`` is empty where nothing disagrees."""
+    """The two answers about one history; ``kind`` is that of the disagreement, empty if there is none."""
 
     truth: str
     answer: str
@@ -67,7 +67,7 @@ class Judgement:
 
 @dataclass
 class Comparison:
-    """Counts over many histories, and the disagreements minimised: ``kind`` to samples."""
+    """Counts over many histories; ``shown`` maps each kind of disagreement to minimised samples."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     undecided: int = 0
@@ -79,7 +79,7 @@ class Comparison:
 class Row:
     """One line of the table: histories of one object with one set of options, judged in one way.
 
-    ``options`` are None where the histories draw their own.
+    ``options`` are None if each history draws its own.
     """
 
     part: str
@@ -92,7 +92,7 @@ class Row:
 
 
 def rows(parts: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row]:
-    """All rows of those parts and of those names; of all where none is given."""
+    """All rows of those parts and names; an empty sequence stands for all."""
     found = []
     for part in PARTS:
         for name, options in _subjects(part):
@@ -102,7 +102,7 @@ def rows(parts: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row]:
 
 
 def _subjects(part: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Names and options that a part is made of."""
+    """The names and options in a part."""
     if part == "transactions":
         yield from (("list-append", None), ("rw-register", None))
     elif part == "properties":
@@ -114,7 +114,7 @@ def _subjects(part: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def compare(row: Row, *, histories: int, seed: int) -> Comparison:
-    """Draw that many histories of the row from ``seed`` on, and judge each."""
+    """Draw that many histories of the row from ``seed``, and judge each."""
     comparison = Comparison()
     judge = PARTS[row.part]
     for number in range(histories):
@@ -151,7 +151,7 @@ def answer_of(checking: Callable[[], Result]) -> tuple[str, Result | None]:
 
 
 def _kind(truth: bool, answer: str) -> str:
-    """The kind of the disagreement, without what differs from history to history."""
+    """The kind of the disagreement, without details that differ between histories."""
     if answer in (Verdict.UNKNOWN, Verdict.VALID if truth else Verdict.INVALID):
         return ""
     if answer.startswith("error"):
@@ -168,7 +168,7 @@ def _model_of(sample: Sample) -> Any:
 
 
 def calls_of_witness(witness: Witness, calls: Sequence[Call]) -> list[Call]:
-    """The operations of a witness as those of the history that they are; a return that is left out plays no part."""
+    """The calls of the history that a witness consists of; those whose return the witness leaves out never return."""
     return [
         replace(calls[operation.index], returned=NEVER) if operation.returned is None else calls[operation.index]
         for operation in witness.operations
@@ -192,7 +192,7 @@ def judge_linearizable(sample: Sample) -> Judgement:
 
 @contextlib.contextmanager
 def _general_engine_only() -> Iterator[None]:
-    """Let ``check`` decide without its special engines."""
+    """Make ``check`` decide without its special engines."""
     facade = sys.modules["checker.linearizability.check"]
     chosen = vars(facade)["decide"]
     vars(facade)["decide"] = functools.partial(chosen, general_only=True)
@@ -220,7 +220,7 @@ def judge_sequential(sample: Sample) -> Judgement:
 
 
 def judge_transactions(sample: Sample) -> Judgement:
-    """``check_transactions`` at every level, each asked for by itself."""
+    """``check_transactions`` at every level, each in a check of its own."""
     calls = pair(sample.events)
     lists = sample.name == "list-append"
     if has_repeated_writes(calls):
@@ -239,7 +239,7 @@ def judge_transactions(sample: Sample) -> Judgement:
             suffix = ", reading what nobody wrote" if reads_of_nobody(calls) else ""
             disagreements.append((kind + suffix, answer))
     if possible == LEVELS[-1] and not lists:
-        # An order of all transactions that keeps real time is one of each key's.
+        # An order of all transactions that respects real time gives one for each key.
         consistent = functools.partial(check_transactions, linearizable_keys=True, sequential_keys=True)
         answer_of_keys, _ = answer_of(lambda: consistent(list(sample.events), sample.name, timeout_s=TIMEOUT_S))
         if kind := _kind(True, answer_of_keys):
@@ -249,7 +249,7 @@ def judge_transactions(sample: Sample) -> Judgement:
 
 
 def _kind_at(level: str, strict: bool, lenient: bool, answer: str) -> str:
-    """A disagreement with both answers where a level has two."""
+    """The kind of the disagreement at a level; none if either verdict is right there."""
     if answer == Verdict.UNKNOWN or (strict != lenient and answer in (Verdict.VALID, Verdict.INVALID)):
         return ""
     kind = _kind(strict, answer)
@@ -267,7 +267,7 @@ ONLINE: dict[str, tuple[Callable[..., Online], tuple[dict[str, Any], ...]]] = {
 
 
 def judge_online(sample: Sample) -> Judgement:
-    """The online checker, fed event by event: never before the first invalid prefix, and there where it says so."""
+    """The online checker, fed event by event: never before the first invalid prefix; right there if it promises so."""
     first = first_invalid_prefix(sample.events, sample.specification())
     truth = _word(first is None)
     online = ONLINE[sample.name][0](**sample.options)
@@ -285,7 +285,7 @@ def judge_online(sample: Sample) -> Judgement:
 
 
 def _speaks_at_once(sample: Sample) -> bool:
-    """Whether the online checker promises to speak at the first invalid prefix of such a history."""
+    """Whether the online checker promises to report such a history at its first invalid prefix."""
     asked = [event for event in sample.events if event["type"] == "invoke"]
     if sample.name == "fetch-and-add":
         return all(same(event["value"], 1) for event in asked if event["f"] != "read")
@@ -309,7 +309,7 @@ CHECKERS: dict[str, Callable[..., Result]] = {**UNLIMITED, "log-losses": check_l
 
 
 def judge_property(sample: Sample) -> Judgement:
-    """A checker beside linearizability; where its documentation leaves a case open, either verdict is right."""
+    """A checker other than linearizability; if its documentation leaves a case open, either verdict is right."""
     right = PROPERTIES[sample.name](sample.events, **sample.options)
     answer, _ = answer_of(lambda: CHECKERS[sample.name](list(sample.events), **sample.options))
     truth = " or ".join(sorted(right))
@@ -324,11 +324,11 @@ PARTS: dict[str, Judge] = {
     "transactions": judge_transactions,
     "properties": judge_property,
 }
-"""The ways to judge: ``check`` with the engines it chooses and with the general one alone, and the other checkers."""
+"""Ways to judge: ``check`` with the engines it chooses and with the general one alone, and the other checkers."""
 
 
 def minimised(sample: Sample, judge: Judge, kind: str) -> Sample:
-    """The sample with all left out that the same kind of disagreement does not need."""
+    """The sample without everything that the same kind of disagreement does not need."""
     events = sample.events
     while True:
         for smaller in _smaller(events):
@@ -341,7 +341,7 @@ def minimised(sample: Sample, judge: Judge, kind: str) -> Sample:
 
 
 def _smaller(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """The events without an operation, without a completion, without a key, or with an earlier completion."""
+    """The events without one operation, one completion, all keys or all errors, or with one completion earlier."""
     completion_of: dict[int, int | None] = {}
     running: dict[Any, int] = {}
     for place, event in enumerate(events):

@@ -1,4 +1,4 @@
-"""Large random valid histories, straight into columns: what benchmarks run on."""
+"""Large random valid histories for benchmarks, written straight into columns."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ LARGE: dict[str, Perform] = {
 def large_history(kind: str, operations: int, clients: int, *, seed: int = 1, crash: float = 0.0) -> History:
     """A linearizable history of that kind (a name in ``LARGE``) by ``clients`` clients, the same for the same seed.
 
-    ``crash`` is the share of operations whose outcome stays unknown; all of them did happen.  Booleans occur as answers
-    of a compare-and-set only.
+    ``crash`` is the share of operations whose outcome stays unknown; all of them did happen.  Booleans occur only as
+    answers of a compare-and-set.
     """
     perform = LARGE[kind]
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The definition of linearizability, tried out: every order of every operation.  Exponential; for small histories."""
+"""Linearizability by brute force: every order of the operations.  Exponential; for small histories."""
 
 from __future__ import annotations
 

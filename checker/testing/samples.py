@@ -1,4 +1,4 @@
-"""Random concurrent histories: a real object used by simulated clients, with crashes, and now and then a lie."""
+"""Random concurrent histories: a real object used by simulated clients, with crashes and occasional lies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _strings(rng: random.Random, fresh: int, spread: int) -> Request:
     return f, None if f == "get" else f"{_value(rng, fresh, spread)};"
 
 
-#: Models with a way to use each; two registers of the same name would only repeat each other.
+#: Models with a way to use each.
 SAMPLED_MODELS: dict[str, tuple[Model, Choose]] = {
     "register": (Register(), _register),
     "cas-register": (CASRegister(), _cas),
@@ -117,9 +117,9 @@ def random_history(
 ) -> History:
     """A history of ``operations`` operations on the model called ``name``.
 
-    ``spread`` is from how many values writes choose (0: every write its own).  ``crash`` is the share of operations
-    that end with their outcome unknown, half of them without having had an effect; ``lie`` the share of answers taken
-    from somewhere else, which may or may not break the history.
+    ``spread`` is how many values writes choose from (0: every write its own).  ``crash`` is the share of operations
+    that end with unknown outcome, half of them without an effect; ``lie`` is the share of answers replaced by those of
+    others, which may or may not break the history.
     """
     model, choose = SAMPLED_MODELS[name]
     state: Any = model.start()
@@ -163,7 +163,7 @@ def random_history(
 
 
 def _perform(model: Model, state: Any, f: str, value: Any, rng: random.Random) -> tuple[Any, str, Any]:
-    """What the object does and answers: state after, outcome, result."""
+    """Perform the operation on the object: state after, outcome, result."""
     result = _answer(model, state, f, value, rng)
     after = model.step(state, f, value, result)
     if after is ILLEGAL:

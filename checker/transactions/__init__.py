@@ -1,4 +1,4 @@
-"""Transactions: which isolation level a history of multi-key transactions still can be of."""
+"""Transactions: which isolation levels a history of multi-key transactions may satisfy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with one transaction or one read, and how it is written down."""
+"""The transactions of a history, and the record of anomalies found in them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Anomalies:
             examples.append((tuple(dict.fromkeys(rows)), text))
 
 
-#: Types of values that Python compares, or hashes, otherwise than JSON.
+#: Types of values that Python compares, or hashes, differently from JSON.
 _UNLIKE_JSON = frozenset({bool, list, tuple, dict, set, frozenset})
 
 
 class Transactions:
-    """The transactions of a history: committed ones first class, others for what they may have left behind.
+    """The transactions of a history: committed ones in full, others for what they may have left behind.
 
     ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w`` and keys and
     values are as :func:`checker.values.exact` makes them.  A committed transaction without a result did what was asked,
-    and what it read is not known.  ``altered`` says of the first one that answered with other writes than it was asked
-    for, if any did: what became of those nobody knows then.  Raises ValueError for other steps, and for reads of lists
-    that show none.
+    and what it read is unknown.  ``altered`` describes the first one that answered with other writes than it was asked
+    for, if any did: what became of the requested ones is then unknown.  Raises ValueError for other steps, and for
+    reads of lists that do not show a list.
     """
 
     def __init__(self, history: History, write: str) -> None:
@@ -77,11 +77,11 @@ class Transactions:
                     yield row, key, value
 
     def failed_writes(self) -> dict[tuple[Any, Any], int]:
-        """The transaction that wrote each version (key and value) of which none must be seen."""
+        """The failed transaction that wrote each version (key and value); none of these may be seen."""
         return {(key, value): row for row, key, value in self.writes(self.failed)}
 
     def keys_written_twice(self, found: Anomalies) -> set[Any]:
-        """Keys to which one value was written twice: nobody can tell which of the two a read shows."""
+        """Keys to which a value was written twice: which of the two writes a read shows is unknown."""
         verb, kind = ("appended", "duplicate-append") if self.write == "append" else ("written", "duplicate-write")
         writer: dict[tuple[Any, Any], int] = {}
         keys = set()
@@ -94,7 +94,7 @@ class Transactions:
         return keys
 
     def leave_out(self, keys: Collection[Any]) -> None:
-        """Forget every step on those keys: what is left must hold by itself at every level."""
+        """Forget every step on those keys: the rest must hold on its own at every level."""
         self.steps = [[step for step in steps if step[1] not in keys] for steps in self.steps]
 
 
@@ -104,7 +104,7 @@ _NAMES = {"r": "r", "read": "r", "w": "w", "write": "w", "append": "append"}
 def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Step]:
     """The steps of one transaction, checked, with values that compare as JSON's do.
 
-    Adds to ``lists`` those that were read, whose elements are as they were.
+    Adds the lists that were read to ``lists``, with their elements unchanged.
     """
     out: list[Step] = []
     unlike = _UNLIKE_JSON
@@ -134,7 +134,7 @@ def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Ste
 
 
 def _has_writes_of(steps: Sequence[Step], asked: Any) -> bool:
-    """Whether those of a transaction are the writes that it was asked for, in their order."""
+    """Whether the writes among ``steps`` are those that the transaction was asked for, in the same order."""
     writes = iter([step for step in steps if step[0] != "r"])
     unlike = _UNLIKE_JSON
     for f, key, value in asked:

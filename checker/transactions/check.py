@@ -1,4 +1,4 @@
-"""Transactions in, the strongest isolation level not ruled out."""
+"""Checks transactions against isolation levels, and finds the strongest level not ruled out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ISOLATION_LEVELS", "check_transactions"]
 
 _GRAVE = ("G0", "G1c", "G-single", "G-nonadjacent")
 
-#: For each level, the anomalies that rule it out beside those of weaker levels, and the next weaker levels.
+#: For each level, the anomalies that rule it out besides those of weaker levels, and the next weaker levels.
 _LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "read-uncommitted": (("G0", "duplicate-elements", "garbage-read", "garbage-version", "cyclic-versions"), ()),
     # Of two orders of one list only one can have been committed.
@@ -49,7 +49,7 @@ _LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 ISOLATION_LEVELS = tuple(_LEVELS)
-#: Levels of which each is stronger than the one before: what is said to be the strongest is one of these.
+#: Levels each stronger than the one before; the one reported as strongest is one of these.
 _CHAIN = (
     "read-uncommitted",
     "read-committed",
@@ -58,13 +58,13 @@ _CHAIN = (
     "strong-session-serializable",
     "strict-serializable",
 )
-#: Levels that ask for one order of all transactions, strongest first, and what else the order must respect.
+#: Levels that require one order of all transactions, strongest first, and what else the order must respect.
 _ORDERED_LEVELS = (
     ("strict-serializable", "no-order-realtime", PROCESS | REALTIME),
     ("strong-session-serializable", "no-order-process", PROCESS),
     ("serializable", "no-order", 0),
 )
-#: Levels of snapshots, strongest first, what the order must respect, and the level of one order that implies each.
+#: Snapshot levels, strongest first, what the order must respect, and the serializable level that implies each.
 _SNAPSHOT_LEVELS = (
     ("strong-snapshot-isolation", "no-snapshot-order-realtime", PROCESS | REALTIME, "strict-serializable"),
     ("strong-session-snapshot-isolation", "no-snapshot-order-process", PROCESS, "strong-session-serializable"),
@@ -72,13 +72,13 @@ _SNAPSHOT_LEVELS = (
 )
 _OF_SNAPSHOTS = frozenset(level for level, *_ in _SNAPSHOT_LEVELS)
 _OF_ORDERS = frozenset(level for level, *_ in _ORDERED_LEVELS)
-#: Anomalies of which a read does not tell whose write it saw.
+#: Anomalies that leave open whose write a read saw.
 _AMBIGUOUS = ("duplicate-append", "duplicate-write", "null-write")
-#: Seconds that cutting down transactions without an order may take.
+#: Seconds that reducing a set of transactions without an order may take.
 CUT_TIMEOUT_S = 5.0
 
-#: Memory the graph of one transaction takes at most, as measured on 100,000 transactions of four steps.  Others take a
-#: tenth: where that many bytes are not allowed, what is taken is looked at.
+#: Most memory the graph takes per transaction, as measured on 100,000 transactions of four steps; others take a tenth.
+#: If that much is not allowed, actual use is watched.
 BYTES_PER_TRANSACTION = 6_000
 
 _MEANING = {
@@ -106,7 +106,7 @@ class _Question:
         if self.excerpt:
             names.pop("garbage-read", None)
         if level == "read-uncommitted" and self.workload == "rw-register" and not self._has_known_versions:
-            # That who reads a version and writes the next one puts it later holds from read committed up.
+            # A transaction that reads a version and then writes puts its own later only from read committed up.
             del names["G0"]
         elif level == "read-committed":
             names.setdefault("G0")
@@ -118,10 +118,10 @@ class _Question:
 
 
 class _Findings:
-    """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched.
+    """What was found in some transactions: anomalies, a cycle of each class, and what a search for an order found.
 
-    ``open`` says in words what could not be judged, ``proven`` the strongest level of which an order was found then.
-    Raises :class:`LimitReached` where a limit ends the making of the graph, before which nothing is known.
+    ``open`` says in words what could not be judged; ``proven`` is the strongest level for which an order was found
+    even so.  Raises :class:`LimitReached` if a limit ends building the graph, before which nothing is known.
     """
 
     def __init__(self, history: History, question: _Question, budget: Budget) -> None:
@@ -157,10 +157,10 @@ class _Findings:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
 
     def _search_orders(self, budget: Budget) -> None:
-        """Look for the order that each level not ruled out yet asks for.
+        """Look for the order that each level not yet ruled out requires.
 
-        Of transactions that have none, few are shown.  Leaving the others out is sound: what they wrote and these read
-        is then of somebody else, who may stand where they stood.
+        If there is none, only a few of the transactions are shown.  Leaving out the others is sound: what they wrote
+        and these read then comes from an unknown writer, which may take their place in the order.
         """
         transactions = self.transactions
         rows = sorted([*transactions.committed, *transactions.unknown])
@@ -183,10 +183,10 @@ class _Findings:
         self.order = "excluded"
 
     def _search_snapshots(self, graph: DependencyGraph, budget: Budget) -> None:
-        """Look for the order of starts and commits that each level of snapshot isolation not ruled out asks for.
+        """Look for the order of starts and commits that each level of snapshot isolation not yet ruled out requires.
 
-        A level that some serial order shows to hold needs no search.  One does not follow from the graph only where
-        nothing shows the order of versions: of the last appends to a list, and of a register's values.
+        A level that some serial order shows to hold needs no search.  The graph alone decides unless nothing shows the
+        order of some versions: the last appends to a list, or the values of a register.
         """
         transactions = self.transactions
         rows = sorted([*transactions.committed, *transactions.unknown])
@@ -212,14 +212,14 @@ class _Findings:
             self._add_no_order(name, self._few_of(rows, partial(self._has_no_snapshots, extra, limits), limits))
 
     def _stop_at(self, budget: Budget, levels: Collection[str]) -> None:
-        """Leave it open, where the level asked for is one of these, if a limit of time or memory ended the search; that
-        of what is tried is the checker's own."""
+        """Record a limit of time or memory that ended the search, if the level asked for is one of these; the limit on
+        tries is the checker's own."""
         limit = budget.exhausted()
         if limit and self._question.level in levels:
             self.stopped = f"{limit} before an order of the transactions that explains them was found or excluded"
 
     def _few_of(self, rows: list[int], is_enough: Callable[[list[int]], bool], is_over: Callable[[], Any]) -> list[int]:
-        """Few of the transactions that show it, sought first among those that showed it of the level before."""
+        """A few transactions that are enough, sought first among those that were enough at the previous level."""
         before = self._few_before
         self._few_before = smallest(before if before and is_enough(before) else rows, is_enough, is_over)
         return self._few_before
@@ -232,7 +232,7 @@ class _Findings:
         return find_snapshot_order(transactions, graph, extra, is_over) is False
 
     def _try_every_order(self, steps: list[list[Step]], budget: Budget) -> None:
-        """The same where reads do not tell whose writes they saw: a handful of transactions, in all orders."""
+        """Look for an order if reads do not show whose writes they saw: a handful of transactions, in all orders."""
         transactions = self.transactions
         transactions.steps = steps
         rows = sorted([*transactions.committed, *transactions.unknown])
@@ -257,7 +257,7 @@ class _Findings:
 
 
 def _built(history: History, question: _Question) -> tuple[Transactions, DependencyGraph, Anomalies, list[list[Step]]]:
-    """Transactions, what they depend on, what single ones contradict, and all steps, those not judged included."""
+    """The transactions, their dependencies, the anomalies of single ones, and all steps, including those not judged."""
     transactions = Transactions(history, "append" if question.workload == "list-append" else "w")
     graph, found, steps = DependencyGraph(len(history)), Anomalies(), transactions.steps
     if question.workload == "list-append":
@@ -295,19 +295,19 @@ def check_transactions(
 ) -> Result:
     """Check a history of ``list-append`` or ``rw-register`` transactions against an isolation level.
 
-    ``stats`` holds ``anomalies`` (counts), ``examples``, ``levels``: those that nothing found rules out, and
-    ``strongest``: the strongest of them, the session and real-time variants of snapshot isolation aside.  For
-    ``rw-register``, ``linearizable_keys`` and ``sequential_keys`` say that every key by itself is known to be
-    linearizable, or sequentially consistent, so that versions seen one after the other, by anybody or by one process,
-    were written in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains
-    every read was found (see ``transactions.orders``).  Values compare as JSON's do: ``true`` is not 1, 1 equals 1.0,
-    and null may be written like any other.
+    ``stats`` holds ``anomalies`` (counts), ``examples``, ``levels``: those not ruled out, and ``strongest``: the
+    strongest of them, apart from the session and real-time variants of snapshot isolation.  For ``rw-register``,
+    ``linearizable_keys`` and ``sequential_keys`` say that every key on its own is known to be linearizable, or
+    sequentially consistent, so that versions seen one after the other, by any process or by the same one, were written
+    in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains every read was
+    found (see ``transactions.orders``).  Values compare as in JSON: ``true`` is not 1, 1 equals 1.0, and null may be
+    written like any other.
 
-    A read of a value that nobody wrote rules out every level, unless the history is an ``excerpt`` (what was read may
-    be of somebody outside; a history whose reader noted ``problems`` is one too): then the answer is ``unknown``.
-    Keys to which one value was written twice, and registers that null was written to and read from, are left out, and
-    the answer is ``unknown`` unless the others contradict themselves or a handful of transactions could be put in
-    every order (see ``transactions.serial``).  Raises ``ValueError`` for unknown names and steps, and
+    A read of a value that nobody wrote rules out every level, unless the history is an ``excerpt`` (the value may have
+    been written outside it; a history whose reader noted ``problems`` is one too): then the answer is ``unknown``.
+    Keys to which a value was written twice, and registers that null was both written to and read from, are left out,
+    and the answer is ``unknown`` unless the others contradict themselves or there are so few transactions that all
+    their orders could be tried (see ``transactions.serial``).  Raises ``ValueError`` for unknown names and steps, and
     :class:`HistoryError` for operations with a key of their own: the keys of a transaction are those of its steps.
     """
     if level not in ISOLATION_LEVELS:
@@ -319,7 +319,7 @@ def check_transactions(
     if history.keyed:
         key = next(key for key in history.key if key is not None)
         raise HistoryError(
-            f"transactions have their keys in their steps: none may stand beside them, as {short(key)} does"
+            f"transactions have their keys in their steps: an operation must have none of its own, such as {short(key)}"
         )
     question = _Question(
         workload=workload,
@@ -386,9 +386,9 @@ def _with_weaker(level: str) -> set[str]:
 
 
 def _with_evidence(transactions: Transactions, witness: Witness, question: _Question, budget: Budget) -> Witness:
-    """The witness and whatever else it takes for it to be wrong by itself."""
+    """The witness, with the other transactions it needs to be wrong on its own."""
     history = transactions.history
-    # What nobody among those few wrote may be of somebody else.
+    # What none of those few wrote may have been written by others.
     alone = replace(question, excerpt=question.excerpt or "garbage-read: " not in witness.text)
     names = alone.names(question.level)
 
@@ -414,7 +414,7 @@ def _with_evidence(transactions: Transactions, witness: Witness, question: _Ques
 
 
 def _cycle_witness(transactions: Transactions, name: str, cycle: Cycle) -> Witness:
-    """The transactions of a cycle, helper nodes left out, and why each comes before the next."""
+    """The transactions of a cycle without helper nodes, and why each comes before the next."""
     history, count = transactions.history, len(transactions.history)
     first = next(at for at, (node, _) in enumerate(cycle) if node < count)
     steps: list[tuple[int, int]] = []

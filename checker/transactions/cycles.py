@@ -1,10 +1,10 @@
 """Which classes of cycles a dependency graph has, and a short one of each.
 
-Snapshot isolation allows a history if and only if no cycle of its dependencies has anti-dependencies (rw) of which no
-two follow each other: ``(SO u WR u WW) ; RW?`` is acyclic (Cerone & Gotsman, "Analysing snapshot isolation",
-JACM 65(2), 2018).  That is one search for strongly connected components in a graph of two layers: a dependency leads
-from either layer to the lower one, an anti-dependency from the lower layer to the upper one only.  So every class is
-decided in linear time, and only the choice of a short cycle to show is bounded by effort.
+Snapshot isolation allows a history if and only if every cycle of its dependencies has two anti-dependencies (rw) in a
+row: ``(SO u WR u WW) ; RW?`` is acyclic (Cerone & Gotsman, "Analysing snapshot isolation", JACM 65(2), 2018).  That is
+one search for strongly connected components in a graph of two layers: a dependency leads from either layer to the lower
+one, an anti-dependency only from the lower layer to the upper one.  So every class is decided in linear time, and only
+the choice of a short cycle to show is limited in effort.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["Cycle", "find_cycles"]
 #: A cycle: nodes in order and the kind of the edge that leaves each.
 Cycle = list[tuple[int, int]]
 
-#: Nodes visited in search of the shortest cycle of a class; a cycle, if not the shortest, is found in any case.
+#: Nodes visited in search of the shortest cycle of a class; some cycle is found in any case.
 MAX_VISITS = 100_000
-#: Transactions on cycles or between two, beyond which classes are left out that rule out no further level.
+#: Transactions on or between cycles above which classes that rule out no further level are skipped.
 MAX_LISTED = 2_000
 
-#: Anti-dependencies against time that are followed in a large history before all of it is searched.
+#: Anti-dependencies against real time that are followed in a large history before all of it is searched.
 MAX_FOLLOWED = 10
 
 _NAME = {WW: "G0", WR: "G1c", RW: "G-single"}
@@ -49,11 +49,10 @@ _GRAVE = ("G0", "G1c", "G-single", "G-nonadjacent")
 def find_cycles(
     transactions: Transactions, graph: DependencyGraph, budget: Budget
 ) -> tuple[dict[str, Cycle], str | None]:
-    """A short cycle of every class that there is, and which limit ended the search if one did.
+    """A short cycle of every class that occurs, and the limit that ended the search, if any.
 
-    Adds the orders of processes and of time to ``graph``.  Cycles that need the order of a process end in
-    ``-process``, those that need real time in ``-realtime``; such a class is given only where the same is not there
-    without.
+    Adds process order and real time to ``graph``.  Classes of cycles that need process order end in ``-process``,
+    those that need real time in ``-realtime``; such a class is reported only if it does not occur without.
     """
     search = _Search(transactions, graph)
     if not search.left:
@@ -88,7 +87,7 @@ class _Search:
         ]
         self.left = graph.leftover(self._history.invoked, self._returned)
         self.cycles: dict[str, Cycle] = {}
-        #: Some anti-dependencies on what had returned long before.
+        #: Some anti-dependencies on transactions that had returned before.
         self._stale: list[tuple[int, int]] = []
 
     def is_settled(self, suffix: str) -> bool:
@@ -98,7 +97,7 @@ class _Search:
         return any(f"{name}{each}" in self.cycles for name in _GRAVE for each in weaker)
 
     def add_order(self, extra: int) -> None:
-        """Put the order of processes, or that of time, into the graph."""
+        """Add process order or real time to the graph."""
         history, graph = self._history, self._graph
         if extra & REALTIME:
             self.left += graph.add_time_order(self.left, history.invoked, self._returned)
@@ -106,7 +105,7 @@ class _Search:
             graph.add_process_order(self.left, history.invoked, self._returned, history.process)
 
     def follow(self, suffix: str, extra: int) -> None:
-        """Look for a way back from what a transaction should have seen, before any search of the whole."""
+        """Look for a path back from what a transaction should have seen, before searching the whole graph."""
         for source, target in self._stale:
             walk = _walk(self._graph, WW | WR | extra, 2 * target + 1, 2 * source)
             if walk is not None:
@@ -114,7 +113,7 @@ class _Search:
                 return
 
     def against_time(self) -> None:
-        """Cycles of two: something depends on what was invoked only after it had returned."""
+        """Cycles of two: a transaction depends on one that was invoked only after it had returned."""
         history, graph, returned = self._history, self._graph, self._returned
         for node in self.left:
             if node >= graph.count:
@@ -130,7 +129,7 @@ class _Search:
                     self._keep(_NAME[kind], "-process" if is_same else "-realtime", [(node, kind), back])
 
     def classes(self, nodes: Collection[int], suffix: str, extra: int) -> None:
-        """Look for cycles of every class among those nodes, with the edges ``extra`` beside dependencies."""
+        """Look for cycles of every class among those nodes, with the edges ``extra`` besides dependencies."""
         graph = self._graph
         everything = WW | WR | RW | VIA | extra
         whole = cyclic(graph.targets(set(graph.on_or_behind_cycles(nodes)), everything))
@@ -151,7 +150,7 @@ class _Search:
         self._keep("G2", suffix, self._shown(_shortest(ways, self._edges(rest, RW)), everything, RW))
 
     def _not_adjacent(self, apart: list[list[int]], layers: Adjacency, suffix: str, extra: int) -> None:
-        """A cycle of one anti-dependency, and one of several of which no two follow each other."""
+        """A cycle with one anti-dependency, and one with several, no two of them in a row."""
         starts = []
         for component in apart:
             inside = set(component)
@@ -173,7 +172,7 @@ class _Search:
             self._keep_walk(walk, suffix, extra)
 
     def _keep_walk(self, walk: list[int], suffix: str, extra: int) -> None:
-        """The cycle of transactions that a cycle in the two layers is."""
+        """Keep the cycle of transactions that corresponds to a cycle in the two layers."""
         edges, back = self._graph.edges, WW | WR | VIA | extra
         places = _without_detours(walk)
         cycle = []
@@ -194,7 +193,7 @@ class _Search:
                         yield node, target
 
     def _shown(self, nodes: list[int] | None, back: int, through: int) -> Cycle | None:
-        """A cycle with the kinds of its edges, of which the first is ``through``."""
+        """A cycle with the kinds of its edges; that of the first is ``through``."""
         if nodes is None:
             return None
         edges = self._graph.edges
@@ -213,7 +212,7 @@ class _Search:
 
 
 class _Layers:
-    """The graph of two layers: node n is 2n below and 2n + 1 above, where no anti-dependency leaves it."""
+    """The graph of two layers: node n is 2n in the lower and 2n + 1 in the upper, which no anti-dependency leaves."""
 
     def __init__(self, graph: DependencyGraph, members: set[int], extra: int) -> None:
         self._edges, self._members, self._depending = graph.edges, members, WW | WR | extra
@@ -231,7 +230,7 @@ class _Layers:
 
 
 def _shortest(ways: Adjacency, starts: Iterable[tuple[int, int]]) -> list[int] | None:
-    """The nodes of a short cycle of one of the edges ``starts``, first, and ``ways``."""
+    """The nodes of a short cycle that begins with one of the edges ``starts`` and continues along ``ways``."""
     best: list[int] | None = None
     visits = 0
     for source, target in starts:
@@ -247,7 +246,7 @@ def _shortest(ways: Adjacency, starts: Iterable[tuple[int, int]]) -> list[int] |
 
 
 def _path(ways: Adjacency | _Layers, source: int, target: int, limit: int | None) -> tuple[list[int] | None, int]:
-    """The nodes of a shortest path without its last, of at most ``limit`` edges, and how many nodes were visited."""
+    """The nodes of a shortest path of at most ``limit`` edges, without the last, and how many nodes were visited."""
     came = {source: -1}
     queue = deque([(source, 0)])
     while queue:
@@ -267,8 +266,8 @@ def _path(ways: Adjacency | _Layers, source: int, target: int, limit: int | None
 
 
 def _walk(graph: DependencyGraph, depending: int, source: int, target: int) -> list[int] | None:
-    """The same as the first of :func:`_path` in two layers of the whole graph, in a loop of its own: of a large history
-    it sees nearly everything.
+    """The path that :func:`_path` would find in two layers of the whole graph, in a loop of its own: in a large history
+    it visits nearly everything.
     """
     edges = graph.edges
     came = [-1] * (2 * len(edges))
@@ -295,9 +294,9 @@ def _walk(graph: DependencyGraph, depending: int, source: int, target: int) -> l
 
 
 def _without_detours(places: list[int]) -> list[int]:
-    """A cycle in two layers without the way from a node's lower place round to its upper one.
+    """A cycle in two layers without the path from a node's lower place round to its upper one.
 
-    From the lower place leads whatever leads from the upper, so what remains is a cycle, of fewer anti-dependencies.
+    Every edge from the upper place also leaves the lower one, so the rest is a cycle with fewer anti-dependencies.
     """
     while True:
         upper = next((place for place in places if place & 1 and place - 1 in places), None)

@@ -1,4 +1,4 @@
-"""Which transactions beside those of a cycle show that its edges are there."""
+"""Which transactions besides those of a cycle show that its edges exist."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from checker.transactions.anomalies import Transactions
 
 __all__ = ["evidence_for"]
 
-#: Transactions looked at for each key of a cycle.
+#: Most readers considered for each key of a cycle.
 MAX_PER_KEY = 100
 
 
 def evidence_for(
     transactions: Transactions, rows: Sequence[int], is_wrong: Callable[[Sequence[int]], bool]
 ) -> tuple[int, ...] | None:
-    """Few rows that make ``rows`` wrong by themselves: none where they are, ``None`` where none are found.
+    """A few further rows with which ``rows`` are wrong on their own: none if they already are, ``None`` if not found.
 
-    An order of versions may be known only from somebody else's read, and an outcome only from that read too.
+    An order of versions may be known only from another transaction's read, and so may an outcome.
     """
     if is_wrong(rows):
         return ()
@@ -31,7 +31,7 @@ def evidence_for(
 
 
 def _candidates(transactions: Transactions, rows: Sequence[int]) -> list[int]:
-    """Of every key: who read the longest list, and who read what ``rows`` wrote."""
+    """For every key, a reader of the longest list, and readers of what ``rows`` wrote."""
     wrote = {(key, value) for row in rows for f, key, value in transactions.steps[row] if f == "w"}
     keys = {key for row in rows for _, key, _ in transactions.steps[row]}
     longest: dict[Any, tuple[int, int]] = {}

@@ -2,7 +2,7 @@
 
 After Adya, "Weak consistency" (PhD thesis, 2000) and Kingsbury & Alvaro, "Elle" (VLDB 2020).  A history is first
 consumed in topological order, real time included, which is all that a strictly serializable one needs: linear time.
-What cannot be consumed from the front is then consumed from the end: what is left lies on a cycle or between two.
+What cannot be consumed from the front is then consumed from the end; the rest lies on a cycle or between two.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = [
 WW, WR, RW, PROCESS, REALTIME, VIA = 1, 2, 4, 8, 16, 32
 KINDS = {WW: "ww", WR: "wr", RW: "rw", PROCESS: "process", REALTIME: "realtime", VIA: "via"}
 
-#: Some nodes, and where their edges go.
+#: Some nodes, and the targets of their edges.
 Adjacency = dict[int, list[int]]
 
-#: Edges between all of two sets of transactions beyond the sum of their sizes, before a helper node is worth it.
+#: A helper node is worth it if it saves more than this many edges between two sets of transactions.
 SPARE_EDGES = 16
 
 
@@ -43,16 +43,16 @@ class DependencyGraph:
         self.edges: list[dict[int, int]] = [{} for _ in range(count)]
 
     def add(self, source: int, target: int, kind: int) -> None:
-        """An edge; several kinds between the same two nodes are kept together."""
+        """Add an edge; several kinds between the same two nodes are kept together."""
         if source != target:
             targets = self.edges[source]
             targets[target] = targets.get(target, 0) | kind
 
     def add_all(self, sources: Sequence[int], targets: Sequence[int], kind: int) -> None:
-        """An edge from each of ``sources`` to each other one of ``targets``, or paths in their place.
+        """Add an edge from each of ``sources`` to each other one of ``targets``, or paths instead.
 
-        Many edges go by way of helper nodes, so that they take room for the sum of the two, not for the product.  Of
-        those that are both, which all precede each other, only neighbours in a row do so there.
+        Many edges go through helper nodes, so that they take space for the sum of the two sizes, not the product.
+        Nodes that are both all precede each other; of these only neighbours in a row get edges.
         """
         if len(sources) * len(targets) <= len(sources) + len(targets) + SPARE_EDGES:
             for source in sources:
@@ -85,8 +85,8 @@ class DependencyGraph:
     def leftover(self, invoked: Sequence[int], returned: Sequence[int]) -> list[int]:
         """Nodes on a cycle, real time included, or between two; empty for a strictly serializable order.
 
-        A transaction may be taken once all that it depends on are taken and all that returned before its invocation;
-        of what is left, once all that depend on it are taken and all that were invoked after its return.
+        A transaction may be taken once all that it depends on, and all that returned before its invocation, are taken;
+        then, from the end, once all that depend on it, and all that were invoked after its return, are taken.
         """
         edges = self.edges
         behind = _consumed(range(len(edges)), edges, self.count, invoked, returned)
@@ -95,13 +95,13 @@ class DependencyGraph:
         backward: list[list[int]] = [[] for _ in edges]
         for node in behind:
             for target in edges[node]:
-                # Whatever a node leads to is behind a cycle if the node is.
+                # If a node is behind a cycle, so is every node it leads to.
                 backward[target].append(node)
         begin, end = list(map(neg, returned)), list(map(neg, invoked))
         return sorted(_consumed(behind, backward, self.count, begin, end))
 
     def on_or_behind_cycles(self, nodes: Collection[int]) -> list[int]:
-        """Those of ``nodes`` that lie on a cycle of any edges, or behind one, where none that leaves them returns."""
+        """Those of ``nodes`` on or behind a cycle of any edges; no path may leave ``nodes`` and return."""
         return _consumed(nodes, self.edges, 0, (), (), size=len(self.edges))
 
     def targets(self, nodes: Collection[int], kinds: int) -> Adjacency:
@@ -116,7 +116,7 @@ class DependencyGraph:
     def add_process_order(
         self, nodes: Collection[int], invoked: Sequence[int], returned: Sequence[int], process: Sequence[object]
     ) -> None:
-        """Edges between those transactions from each to the next of its process.
+        """Add an edge from each of those transactions to the next of its process.
 
         Nothing comes after a transaction of unknown outcome, even in its process: it may take effect later.
         """
@@ -129,7 +129,7 @@ class DependencyGraph:
                 last[process[node]] = node
 
     def add_time_order(self, nodes: Collection[int], invoked: Sequence[int], returned: Sequence[int]) -> list[int]:
-        """Real-time edges between those transactions, by way of a chain of completions, which it returns."""
+        """Add real-time edges between those transactions through a chain of completions, whose nodes it returns."""
         chosen = [node for node in nodes if node < self.count]
         events = sorted([(invoked[n], 0, n) for n in chosen] + [(returned[n], 1, n) for n in chosen])
         barriers: list[int] = []
@@ -156,9 +156,9 @@ def _consumed(
     *,
     size: int | None = None,
 ) -> list[int]:
-    """The nodes that cannot be taken in an order that keeps the edges and, below ``count``, real time.
+    """The nodes that cannot be taken in an order that respects the edges and, below ``count``, real time.
 
-    ``size`` is more than any node or target, the greatest of ``nodes`` unless given.
+    ``size`` is greater than any node or target; by default one more than the greatest of ``nodes``.
     """
     if size is None:
         size = (max(nodes) + 1) if nodes else 0
@@ -200,7 +200,7 @@ def _consumed(
 
 
 def cyclic(targets: Adjacency) -> list[list[int]]:
-    """The same as ``components``, quicker where most nodes are in none."""
+    """The same as ``components``, but faster if most nodes are in none."""
     return components(targets, _consumed(targets, targets, 0, (), ()))
 
 
@@ -227,7 +227,7 @@ def components(targets: Adjacency, roots: Collection[int] | None = None) -> list
                     work.append((target, iter(targets[target])))
                     break
                 if seen < low[node]:
-                    # A node whose component is complete has a number beyond all others.
+                    # A node whose component is complete has a number greater than all others.
                     low[node] = seen
             else:
                 work.pop()

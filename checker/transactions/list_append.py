@@ -13,7 +13,7 @@ from checker.words import short
 
 __all__ = ["build_list_append"]
 
-#: A read: its row, the list it saw, and how much of it others had appended.
+#: A read: its row, the list it saw, and how many of its elements others had appended.
 _Read = tuple[int, list[Any], int]
 
 
@@ -28,13 +28,13 @@ class _Keys:
         self.reads: dict[Any, list[_Read]] = {}
         #: By key: transactions that appended more than one element to it, and the last of those elements.
         self.several: dict[Any, dict[int, Any]] = {}
-        #: Reads that contradict their own transaction, or the longest one: row, key and list.
+        #: Reads that contradict their own transaction, or the longest read: row, key and list.
         self.odd: list[tuple[int, Any, list[Any]]] = []
-        #: Transactions of unknown outcome that somebody saw something of: they happened, all of them.
+        #: Transactions of unknown outcome of which a longest read shows an element, so that they happened.
         self.seen: set[int] = set()
 
     def writer(self, key: Any, value: Any) -> int:
-        """Who appended an element; -1 for nobody who may have committed."""
+        """Who appended an element; -1 if nobody did who may have committed."""
         return self.writers.get(key, _NOBODY).get(value, -1)
 
 
@@ -124,7 +124,7 @@ def _read_steps(transactions: Transactions, row: int, keys: _Keys, found: Anomal
 
 
 def _saw_no_future(transactions: Transactions, row: int, key: Any, values: list[Any], found: Anomalies) -> None:
-    """What a transaction read without having appended it yet is of somebody else."""
+    """What a transaction read before it appended it must have been appended by another."""
     for f, each, value in transactions.steps[row]:
         if f == "append" and each == key and value in values:
             text = f"{described(transactions, row)} read {short(value)} of {short(key)} before it appended it"
@@ -132,7 +132,7 @@ def _saw_no_future(transactions: Transactions, row: int, key: Any, values: list[
 
 
 def _writers(transactions: Transactions, keys: _Keys, key: Any, found: Anomalies) -> list[int]:
-    """Who appended each element of the longest read: -1 where that is nobody who may have committed."""
+    """Who appended each element of the longest read: -1 if nobody did who may have committed."""
     order, holder = keys.longest[key]
     status = transactions.status
     writers = list(map(keys.writers.get(key, _NOBODY).get, order, repeat(-1)))
@@ -146,7 +146,7 @@ def _writers(transactions: Transactions, keys: _Keys, key: Any, found: Anomalies
 def _judge_elements(
     transactions: Transactions, keys: _Keys, read: tuple[int, Any, list[Any]], found: Anomalies
 ) -> None:
-    """What a list must not hold: elements of failed transactions, of nobody, or twice."""
+    """Report what a list must not hold: elements of failed transactions, of nobody, or twice."""
     row, key, values = read
     for value in values:
         if keys.writer(key, value) >= 0:
@@ -163,7 +163,7 @@ def _judge_elements(
 
 
 def _could_be_once(transactions: Transactions, keys: _Keys, read: tuple[int, Any, list[Any]], found: Anomalies) -> None:
-    """Of what certainly committed two reads show the same order, even if they saw more that was rolled back."""
+    """Two reads show what certainly committed in the same order, even if they also saw what was rolled back."""
     row, key, values = read
     _judge_elements(transactions, keys, read, found)
     order, holder = keys.longest.get(key, ([], row))
@@ -182,9 +182,10 @@ def _is_certain(transactions: Transactions, keys: _Keys, key: Any, value: Any) -
 def _judge_several(
     transactions: Transactions, keys: _Keys, read: tuple[int, Any, list[Any]], found: Anomalies, *, is_odd: bool
 ) -> None:
-    """Whoever saw a later append of a transaction saw its earlier ones, before it.
+    """A read that shows a later append of a transaction shows its earlier ones, before it.
 
-    In an odd read, of which the graph knows nothing, none of another that committed stands among those of one either.
+    In an odd read, which is not in the graph, the appends of one committed transaction also stand together, without
+    those of another between them.
     """
     reader, key, values = read
     writers = [keys.writer(key, value) for value in values]
@@ -195,9 +196,9 @@ def _judge_several(
         if shown != appended[: len(shown)]:
             text = (
                 f"{described(transactions, reader)} read {short(shown)} of what {described(transactions, row)} "
-                f"appended to {short(key)}, which begins otherwise"
+                f"appended to {short(key)}, which begins differently"
             )
-            # Of one that did not commit as a whole no more is known than that nobody may see it.
+            # If it may have been rolled back, only read committed is ruled out, which forbids seeing it.
             kind = "garbage-version" if transactions.status[row] == OK else "incompatible-order"
             found.add(kind, (reader, row), text)
         if not is_odd or row not in certain:
@@ -218,8 +219,8 @@ def _order_of_key(
     key: Any,
     writers: list[int],
 ) -> None:
-    """The edges that the order of one key's versions gives."""
-    # Edges are put in by hand here, where nearly all of them come from: a call for each takes a tenth of the check.
+    """Add the edges that follow from the order of one key's versions."""
+    # Edges are added by hand here, where nearly all of them come from: calls would take a tenth of the check.
     edges = graph.edges
     order, holder = keys.longest[key]
     appended = keys.writers.get(key, _NOBODY)
@@ -232,7 +233,7 @@ def _order_of_key(
                 targets = edges[previous]
                 targets[writer] = targets.get(writer, 0) | WW
             previous = writer
-    # What happened and is not, or not all, in the longest read came after all that is.
+    # What happened but is not in the longest read, or only in part, came after all that is.
     late: list[int] = []
     shown = set(order)
     if len(appended) > len(shown) or -1 in writers:

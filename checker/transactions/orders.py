@@ -1,15 +1,15 @@
 """Is there any order of the transactions in which every read finds what it saw?
 
 Values of registers do not show in which order they were written, so inferred dependencies alone let some histories
-pass that no order explains.  Here the orders themselves are searched, after Papadimitriou, "The serializability of
-concurrent database updates" (JACM 26(4), 1979), whose polygraphs these are: who read a value comes after its writer,
-and every other writer of the key comes before that writer or after the reader.  What follows from what is known is
-added until nothing does (Tan et al., "Cobra", OSDI 2020, prune their search likewise); what is left open is tried.
-NP-complete, so bounded: transactions as bits of ints, a limit on their number, and one on what is tried.
+pass that no order explains.  Here the orders themselves are searched, using the polygraphs of Papadimitriou, "The
+serializability of concurrent database updates" (JACM 26(4), 1979): the reader of a value comes after its writer, and
+every other writer of the key comes before that writer or after the reader.  What follows from what is known is added
+until nothing more does (as Tan et al., "Cobra", OSDI 2020, prune their search); the questions left open are tried.
+The problem is NP-complete, so the number of transactions, which are bits of ints, and the number of tries are limited.
 
-Snapshot isolation asks for an order of starts and commits: who depends on another starts after that one's commit, who
-read a version that another replaced starts before that one's commit, and of two that write one key either commits
-before the other starts.  The same search decides it, with two nodes a transaction.
+Snapshot isolation requires an order of starts and commits: a transaction starts after the commits of those it depends
+on, and before the commit of any that replaced a version it read; and of two that write the same key one commits before
+the other starts.  The same search decides it, with two nodes per transaction.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from checker.transactions.graph import PROCESS, REALTIME, RW, VIA, WR, WW, Depen
 
 __all__ = ["MAX_SNAPSHOTS", "MAX_TRANSACTIONS", "find_order", "find_snapshot_order"]
 
-#: Transactions beyond which no order is searched: a bit for every pair of them, and time that grows faster still.
+#: Transactions above which no order is searched: it takes a bit for every pair, and time that grows faster still.
 MAX_TRANSACTIONS = 1_000
-#: The same for orders of starts and commits, where every two writers of a key are a question.
+#: The same for orders of starts and commits, where any two writers of a key are an open question.
 MAX_SNAPSHOTS = 200
-#: Open questions tried one way or the other.
+#: Open questions that are tried one way and the other.
 MAX_TRIED = 2_000
 
 #: Four nodes: the first comes before the second, or the third before the fourth.
 Choice = tuple[int, int, int, int]
-#: One node, another that comes after it, and whether only because the one read what the other replaced.
+#: One node, another that comes after it, and whether that is only because the one read what the other replaced.
 Edge = tuple[int, int, bool]
 
 
@@ -42,9 +42,9 @@ def find_order(
 ) -> bool | None:
     """Whether some order of the committed transactions among ``rows`` explains their reads.
 
-    Transactions of unknown outcome count where their writes were read.  ``extra`` holds the kinds of edges (PROCESS,
-    REALTIME) that the order must respect too.  Values that nobody among ``rows`` wrote are taken to be of somebody
-    else, at any time.  ``None`` when ``is_over`` or the limit stops the search.
+    Transactions of unknown outcome count if their writes were read.  ``extra`` holds the kinds of edges (PROCESS,
+    REALTIME) that the order must respect too.  Values that none of ``rows`` wrote are assumed to have been written by
+    others at any time.  ``None`` when ``is_over`` or the limit stops the search.
     """
     nodes, choices, base = _registers(transactions, rows)
     edges = [(source, target) for source, target, _ in base]
@@ -57,8 +57,8 @@ def find_snapshot_order(
 ) -> bool | None:
     """Whether some order of starts and commits explains the reads under snapshot isolation.
 
-    ``graph`` holds the dependencies of list-append transactions, whose reads show the order of versions but for the
-    last ones.  The rest is as in ``find_order``.
+    ``graph`` holds the dependencies of list-append transactions, whose reads show the order of all versions except
+    the last ones.  The rest is as in ``find_order``.
     """
     if transactions.write == "append":
         nodes, pairs, base = _lists(transactions, graph)
@@ -110,7 +110,7 @@ def _search(
 
 
 class _Order:
-    """A partial order, transitively closed: for every node the bits of those after and before it."""
+    """A partial order, transitively closed: for every node, those after and before it as bits."""
 
     __slots__ = ("after", "before")
 
@@ -139,7 +139,7 @@ class _Order:
         return True
 
     def settle(self, choices: list[Choice]) -> list[Choice] | None:
-        """Add all that follows; the choices still open, or ``None`` for a contradiction."""
+        """Add all that follows; returns the choices still open, or ``None`` for a contradiction."""
         after = self.after
         changed = True
         while changed:
@@ -202,7 +202,7 @@ def _writers_of_one_key(transactions: Transactions, nodes: Sequence[int]) -> set
 
 
 def _registers(transactions: Transactions, rows: Sequence[int]) -> tuple[list[int], list[Choice], list[Edge]]:
-    """Rows of the nodes (-1: a writer outside of ``rows``), what must be chosen, and what comes before what."""
+    """Rows of the nodes (-1: a writer outside ``rows``), what must be chosen, and what comes before what."""
     wanted = set(rows)
     committed = [row for row in transactions.committed if row in wanted]
     reads: dict[tuple[Any, Any], list[int]] = {}
@@ -244,7 +244,7 @@ def _registers(transactions: Transactions, rows: Sequence[int]) -> tuple[list[in
 
 
 def _order_edges(transactions: Transactions, nodes: Sequence[int], extra: int) -> Iterable[tuple[int, int]]:
-    """Edges by process and real time, without most of those that follow from others."""
+    """Edges for process order and real time, without most of those that follow from others."""
     history = transactions.history
     if not extra & (PROCESS | REALTIME):
         return
@@ -259,10 +259,10 @@ def _order_edges(transactions: Transactions, nodes: Sequence[int], extra: int) -
     for position, is_return, at in sorted(events):
         row = nodes[at]
         if is_return:
-            # Whoever returned before this one was invoked is before everything that this one is before.
+            # Those that returned before this one was invoked come before everything that this one comes before.
             frontier = {other: end for other, end in frontier.items() if end > history.invoked[row]}
             frontier[at] = position
-            # One of unknown outcome may take effect after what its process did next.
+            # Only here, at a return: one of unknown outcome may take effect after what its process did next.
             last[history.process[row]] = at
             continue
         if extra & REALTIME:

@@ -1,10 +1,10 @@
-"""Registers that transactions write and read, every write of a key its own value.
+"""Registers that transactions write and read, every write of a key with its own value.
 
 Values do not show the order of versions, so only what must hold is used: the initial ``None`` comes first, and a
-transaction that read one version and then wrote replaced it with a later one.  Where keys are said to be linearizable
-by themselves, a version seen or written before another was asked for came first; where they are said to be
-sequentially consistent, the same within one process.  These are the sources of Kingsbury & Alvaro, "Elle" (VLDB 2020),
-section 5.
+transaction that read one version and then wrote replaced it with a later one.  If keys on their own are said to be
+linearizable, a version that a transaction saw or wrote before another was invoked is no later than what the other sees
+or writes; if they are said to be sequentially consistent, the same holds within one process.  These are the sources of
+Kingsbury & Alvaro, "Elle" (VLDB 2020), section 5.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def build_rw_register(
         if row in happened:
             writers.setdefault(key, []).append(row)
     for key, late in writers.items():
-        # Whoever read the initial nothing came before whoever wrote.
+        # Those that read the initial ``None`` came before all that wrote.
         graph.add_all(readers.get((key, None), ()), late, RW)
     if linearizable_keys or sequential_keys:
         versions = _Versions(transactions, graph, found, writer, final, readers)
@@ -72,7 +72,7 @@ def build_rw_register(
 
 
 def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
-    """Keys where a read does not tell whose write it saw: written a value twice, or null, which was read as well."""
+    """Keys whose reads do not show whose write they saw: a value was written twice, or null was written and read."""
     keys = transactions.keys_written_twice(found)
     rows = (*transactions.unknown, *transactions.committed)
     nulls = {key: row for row, key, value in transactions.writes(rows) if value is None}
@@ -164,7 +164,7 @@ class _Visit(NamedTuple):
 
 
 class _Versions:
-    """Versions of keys that are known to be consistent by themselves, in the order in which they were visited."""
+    """Versions of keys that are known to be consistent on their own, in the order of visits."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Versions:
                 self._visits.setdefault(key, []).append(visit)
 
     def order_by_time(self) -> None:
-        """What returned before another was invoked saw, or left, no later version."""
+        """A visit that returned before another was invoked left no later version than that one met."""
         history = self._transactions.history
         for key, visits in self._visits.items():
             events = [(history.invoked[visit.row], 0, at) for at, visit in enumerate(visits)]
@@ -196,7 +196,7 @@ class _Versions:
             latest: dict[int, int] = {}
             for position, is_return, at in sorted(events):
                 if is_return:
-                    # The rest came before this one, which says all that they would say.
+                    # The others returned before this one was invoked, so all they imply follows from this one.
                     begun = history.invoked[visits[at].row]
                     latest = {other: end for other, end in latest.items() if end > begun}
                     latest[at] = position
@@ -205,7 +205,7 @@ class _Versions:
                     self._follow(key, visits[other], visits[at])
 
     def order_by_process(self) -> None:
-        """The same within every process."""
+        """The same within each process."""
         history = self._transactions.history
         for key, visits in self._visits.items():
             last: dict[Any, _Visit] = {}
@@ -216,7 +216,7 @@ class _Versions:
                 last[process] = visit
 
     def _follow(self, key: Any, one: _Visit, other: _Visit) -> None:
-        """The version that ``one`` left is that which ``other`` met, or an earlier one."""
+        """The version that ``one`` left is the one that ``other`` met, or an earlier one."""
         old, new = one.left, other.met
         if old == new or old is None:
             return

@@ -1,7 +1,7 @@
-"""Every order of a handful of transactions, where values do not tell which write a read saw.
+"""Every order of a handful of transactions, for histories whose values do not show which write a read saw.
 
-An element appended twice, or null written to a register, leaves dependencies open.  Few transactions can be put in all
-orders instead (depth first, never twice from the same transactions done and the same values), which decides exactly.
+An element appended twice, or null written to a register, leaves dependencies open.  For few transactions all orders
+can be tried instead (depth first, never twice from the same set of transactions and the same values): an exact answer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from checker.transactions.graph import PROCESS, REALTIME
 
 __all__ = ["MAX_TRANSACTIONS", "find_serial_order"]
 
-#: Transactions beyond which the orders are too many to be tried.
+#: Transactions above which there are too many orders to try.
 MAX_TRANSACTIONS = 24
-#: Sets of transactions done, with the values they leave, from which the search goes on.
+#: Most positions (a set of transactions done, with the values they leave) that the search goes through.
 MAX_PLACES = 20_000
 
 _State = dict[Any, Any]
@@ -26,9 +26,9 @@ _State = dict[Any, Any]
 def find_serial_order(
     transactions: Transactions, rows: Sequence[int], extra: int, is_over: Callable[[], Any] = lambda: None
 ) -> bool | None:
-    """Whether some order of the committed transactions among ``rows``, and of any others, explains all reads.
+    """Whether some order of the committed transactions among ``rows``, and of any others there, explains all reads.
 
-    ``extra`` holds what the order must respect beside (PROCESS, REALTIME).  ``None`` when ``is_over`` or a limit stops
+    ``extra`` holds what else the order must respect (PROCESS, REALTIME).  ``None`` when ``is_over`` or a limit stops
     the search.
     """
     if len(rows) > MAX_TRANSACTIONS:
@@ -56,7 +56,7 @@ def find_serial_order(
             if after is None:
                 continue
             if certain >> at & 1 and all(f == "r" for f, _, _ in transactions.steps[row]):
-                # It writes nothing, so that whatever may follow later may follow now.
+                # It writes nothing, so whatever could come next without it can come next after it.
                 ways = [(done | 1 << at, after)]
                 break
             ways.append((done | 1 << at, after))
@@ -65,7 +65,7 @@ def find_serial_order(
 
 
 def _before(transactions: Transactions, rows: Sequence[int], at: int, extra: int) -> int:
-    """The transactions, as bits, that must come before one."""
+    """The transactions that must come before one, as bits."""
     history, status = transactions.history, transactions.status
     row, bits = rows[at], 0
     for number, other in enumerate(rows):
@@ -79,7 +79,7 @@ def _before(transactions: Transactions, rows: Sequence[int], at: int, extra: int
 
 
 def _after(steps: Sequence[Step], state: _State, is_list: bool, *, is_certain: bool) -> _State | None:
-    """The values after a transaction, or ``None`` if it would have read others than it did."""
+    """The values after a transaction, or ``None`` if it would have read different ones than it did."""
     after = dict(state)
     for f, key, value in steps:
         if f == "append":

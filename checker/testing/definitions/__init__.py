@@ -1,6 +1,6 @@
 """Consistency from its definitions: a second opinion that shares no code with the checker.
 
-Everything here works on plain events, as a line of a history holds them, and tries all orders.  It is slow, meant for
-histories of up to seven operations, and imports nothing of the package beside it, so that a mistake in a model or an
-engine cannot be made here as well.
+Everything here works on plain events, as in the lines of a history, and tries all orders.  It is slow, meant for
+histories of up to seven operations, and imports nothing from the rest of the package, so that it cannot share a mistake
+with a model or an engine.
 """

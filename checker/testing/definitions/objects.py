@@ -1,8 +1,8 @@
-"""What each object does when it is used by one client at a time, in the simplest form.
+"""What each object does when one client at a time uses it, in the simplest form.
 
 An object is a class with three methods.  ``start`` gives the first state.  ``outcomes`` gives every pair of an answer
-and a next state that one operation may have.  ``agrees`` says whether a recorded answer is that answer: a system may
-tell less than the object does, and what it repeats of the question is no answer.  States are canonical values, so
+and a next state that one operation may have.  ``agrees`` says whether a recorded answer matches such an answer: a
+system may return less than the object does, and an echo of the request is no answer.  States are canonical values, so
 that they can be compared and hashed.
 """
 
@@ -31,7 +31,7 @@ class Object(ABC):
 
     @abstractmethod
     def outcomes(self, state: State, f: str, value: Any) -> list[Outcome]:
-        """Every (answer, next state) that ``f(value)`` may have in ``state``; none where it is not possible."""
+        """Every (answer, next state) that ``f(value)`` may have in ``state``; none if it is impossible there."""
 
     def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
         """Whether the recorded ``result`` of ``f(value)`` is consistent with ``answer``."""
@@ -60,7 +60,7 @@ class Register(Object):
 
 
 class CASRegister(Register):
-    """A register with compare-and-set; a comparison that was made and was false is answered with false."""
+    """A register with compare-and-set; if the comparison fails, the answer is false."""
 
     def outcomes(self, state: State, f: str, value: Any) -> list[Outcome]:
         if f != "cas":
@@ -128,7 +128,7 @@ class VersionedRegister(Object):
 
 
 class Mutex(Object):
-    """A lock that asks nobody who they are."""
+    """A lock that does not track its owner."""
 
     def __init__(self, held: bool = False) -> None:
         self.held = held
@@ -146,7 +146,7 @@ class Mutex(Object):
 
 
 class Set(Object):
-    """A mathematical set; additions and removals tell whether they changed it."""
+    """A mathematical set; additions and removals return whether they changed it."""
 
     def start(self) -> State:
         return frozenset()
@@ -170,7 +170,7 @@ class Set(Object):
 
 
 class GrowOnlySet(Set):
-    """A set from which nothing is removed; an addition says nothing."""
+    """A set from which nothing is removed; an addition's answer is ignored."""
 
     def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
         return f == "add" or super().agrees(f, value, answer, result)
@@ -196,7 +196,7 @@ class Counter(Object):
 
 
 class FetchAndAdd(Counter):
-    """A counter whose additions answer the number before them."""
+    """A counter whose additions return the number before them."""
 
     def outcomes(self, state: State, f: str, value: Any) -> list[Outcome]:
         return [(state, state if f == "read" else state + value)]
@@ -206,7 +206,7 @@ class FetchAndAdd(Counter):
 
 
 class _Container(Object):
-    """Values go in and come out; who finds nothing is answered null.  A state is the values in order of their puts."""
+    """Values go in and come out; a take that finds none returns null.  A state is the values in order of their puts."""
 
     def start(self) -> State:
         return ()
@@ -259,7 +259,7 @@ class UnorderedQueue(_Container):
 
 
 class Log(Object):
-    """Messages with offsets from 0.  A read tells messages from an offset on, and how many there are in all."""
+    """Messages with offsets from 0.  A read returns messages from an offset on, and how many there are in all."""
 
     def start(self) -> State:
         return ()
@@ -283,9 +283,9 @@ class Log(Object):
 
 
 def _reads(asked: Any, messages: tuple[Any, ...], result: Any) -> bool:
-    """Whether a recorded read of a log is what the log holds from the offset answered on, and its tail is right.
+    """Whether a recorded read of a log is what the log holds from the returned offset on, and its tail is right.
 
-    What was asked for is not judged: a read may carry fewer messages, or more, or those of another offset.
+    The request is not judged: a read may return fewer messages than asked for, or more, or those of another offset.
     """
     if not isinstance(result, dict) or not isinstance(result.get("messages"), list | tuple):
         return False
@@ -297,7 +297,7 @@ def _reads(asked: Any, messages: tuple[Any, ...], result: Any) -> bool:
 
 
 class Topic(Object):
-    """Several logs; a message goes to whichever of them."""
+    """Several logs; a message goes to any of them."""
 
     def __init__(self, queues: int = 4) -> None:
         self.queues = queues
@@ -331,7 +331,7 @@ class Topic(Object):
 
 
 class KeyValue(Object):
-    """A string that is replaced and extended."""
+    """A string that can be replaced and extended."""
 
     def __init__(self, initial: str = "") -> None:
         self.initial = initial

@@ -1,9 +1,9 @@
 """Consistency by trying every order of the operations: linearizability and sequential consistency.
 
-Both ask for one order of the operations in which every recorded answer is what the object would have answered.  They
+Both require one order of the operations in which every recorded answer is what the object would have answered.  They
 differ in which operations must keep their order: all that did not overlap (Herlihy and Wing 1990), or those of one
-process (Lamport 1979).  An operation that failed did not happen.  One without a known outcome happened at any time
-after its invocation, or never; so nothing has to come after it.
+process (Lamport 1979).  An operation that failed did not happen.  One of unknown outcome happened at any time after
+its invocation, or never; so nothing has to come after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Call:
-    """One operation; ``invoked`` and ``returned`` are positions in the history, ``returned`` NEVER where unknown."""
+    """One operation; ``invoked`` and ``returned`` are positions in the history, ``returned`` is NEVER if unknown."""
 
     process: Any
     f: str
@@ -45,7 +45,7 @@ class Call:
 
 
 def pair(events: Iterable[Mapping[str, Any]]) -> list[Call]:
-    """The operations of a history, in order of invocation; what is still open at its end has no known outcome."""
+    """The operations of a history, in order of invocation; those still open at its end have an unknown outcome."""
     calls: list[Call] = []
     open_calls: dict[Any, int] = {}
     for position, event in enumerate(events):
@@ -61,7 +61,7 @@ def pair(events: Iterable[Mapping[str, Any]]) -> list[Call]:
 
 
 def is_linearizable(calls: Sequence[Call], specification: Object) -> bool:
-    """Whether some order that keeps real time explains every answer; every key is an object of its own."""
+    """Whether some order that respects real time explains every answer; every key is an object of its own."""
     happened = [call for call in calls if call.status != "fail"]
     before = [[other.returned < call.invoked for other in happened] for call in happened]
     return has_order(happened, before, specification)
@@ -79,7 +79,7 @@ def is_sequential(calls: Sequence[Call], specification: Object) -> bool:
 def has_order(calls: list[Call], before: list[list[bool]], specification: Object) -> bool:
     """Whether some order explains every answer; ``before[i][j]`` says that call j has to come before call i.
 
-    Depth first over the orders; what was reached in another order already is not tried again.
+    Depth first over the orders; a position already reached in another order is not tried again.
     """
     predecessors = [{other for other, is_before in enumerate(row) if is_before} for row in before]
     required = acknowledged(calls)
@@ -106,7 +106,7 @@ def acknowledged(calls: Sequence[Call]) -> frozenset[int]:
 def is_reached(
     start: tuple[Any, ...], is_end: Callable[..., bool], following: Callable[..., Iterable[tuple[Any, ...]]]
 ) -> bool:
-    """Whether going from one position to those that follow it, from ``start`` on, reaches an end."""
+    """Whether a walk from ``start``, from each position to those that follow it, reaches an end."""
     tried, pending = set(), [start]
     while pending:
         position = pending.pop()
@@ -119,7 +119,7 @@ def is_reached(
 
 
 def first_invalid_prefix(events: Sequence[Mapping[str, Any]], specification: Object) -> int | None:
-    """How many events the shortest prefix has that is not linearizable; None where the history is."""
+    """The number of events in the shortest prefix that is not linearizable; None if the whole history is."""
     for length, event in enumerate(events, 1):
         if event["type"] in ("ok", "fail") and not is_linearizable(pair(events[:length]), specification):
             return length

@@ -1,4 +1,4 @@
-"""The checkers beside linearizability, from what their documentation says.
+"""The checkers other than linearizability, from their documentation.
 
 Each function takes the events of a history and returns the verdicts that are right: one, or several where the
 documentation leaves a case open.
@@ -41,11 +41,11 @@ def _keys(calls: Sequence[Call]) -> list[list[Call]]:
 
 
 NOTHING: Verdicts = frozenset()
-"""Of a key that says nothing."""
+"""The verdict on a key that has nothing to judge."""
 
 
 def _apart(events: Sequence[Event], judge: Callable[[list[Call]], Verdicts]) -> Verdicts:
-    """Every key is judged by itself; the gravest verdict is that of the history, unknown where no key says anything."""
+    """Judge every key on its own; the worst verdict is the history's, unknown if no key has anything to judge."""
     said = [verdicts for verdicts in map(judge, _keys(pair(events))) if verdicts]
     if not said:
         return UNKNOWN
@@ -53,7 +53,7 @@ def _apart(events: Sequence[Event], judge: Callable[[list[Call]], Verdicts]) -> 
 
 
 def unique_ids(events: Sequence[Event]) -> Verdicts:
-    """No two completed operations of a key answer one id."""
+    """No two completed operations of a key return the same id."""
 
     def judge(calls: list[Call]) -> Verdicts:
         ids = [canonical(call.result) for call in _done(calls, "generate")]
@@ -63,7 +63,7 @@ def unique_ids(events: Sequence[Event]) -> Verdicts:
 
 
 def counter_bounds(events: Sequence[Event], initial: int = 0) -> Verdicts:
-    """Each read is at least what had surely, and at most what had possibly been added, counters being of one key."""
+    """Each read is at least what had certainly been added, at most what had possibly been; every key is a counter."""
     calls = pair(events)
     right = all(_is_between(read, calls_of_key, initial) for calls_of_key in _keys(calls) for read in calls_of_key)
     return _verdict(right)
@@ -86,7 +86,7 @@ def _is_between(read: Call, calls: Sequence[Call], initial: int) -> bool:
 
 
 def exclusion(events: Sequence[Event]) -> Verdicts:
-    """No two processes surely hold a lock at one moment."""
+    """No two processes certainly hold a lock at the same time."""
     calls = pair(events)
     if not _done(calls, "acquire"):
         return UNKNOWN
@@ -103,7 +103,7 @@ def exclusion(events: Sequence[Event]) -> Verdicts:
 
 
 def _release_of(acquire: Call, calls: Sequence[Call]) -> float:
-    """Since when the process need not hold the lock any more."""
+    """Since when the process may no longer hold the lock."""
     releases = [
         call.invoked
         for call in calls
@@ -117,7 +117,7 @@ def _release_of(acquire: Call, calls: Sequence[Call]) -> float:
 
 
 def bank(events: Sequence[Event], total: int | None = None, allow_negative: bool = False) -> Verdicts:
-    """Every read of all accounts of a key has one sum, and no balance is negative."""
+    """Every read of all accounts of a key has the same sum, and no balance is negative."""
 
     def judge(calls: list[Call]) -> Verdicts:
         reads = _done(calls, "read")
@@ -127,7 +127,7 @@ def bank(events: Sequence[Event], total: int | None = None, allow_negative: bool
             list(read.result.values()) if isinstance(read.result, Mapping) else [balance for _, balance in read.result]
             for read in sorted(reads, key=lambda read: read.returned)
         ]
-        # Where reads overlap it is not said which is the first; either way their sums all agree, or they do not.
+        # If reads overlap, which is first is not defined; it does not matter to whether all sums agree.
         return _verdict(_is_bank(balances, sum(balances[0]) if total is None else total, allow_negative))
 
     return _apart(events, judge)
@@ -157,7 +157,7 @@ def _long_fork_of_key(calls: Sequence[Call]) -> Verdicts:
 
 
 class _OneRow(Object):
-    """A key that gets a row only while it has none. What an insert answers says nothing more than that it happened."""
+    """A key that gets a row only while it has none.  An insert's answer means only that it happened."""
 
     def start(self) -> Any:
         return ()
@@ -172,12 +172,12 @@ class _OneRow(Object):
 
 
 def _filled(value: Sequence[Any]) -> Any:
-    """The row of an insert, which stands in the place of its table."""
+    """The row of an insert; its position says which table it goes to."""
     return canonical(next(row for row in value if row is not None))
 
 
 def write_skew(events: Sequence[Event]) -> Verdicts:
-    """Some order of the transactions explains them in which no read shows what was not even asked for yet."""
+    """Some order explains the transactions in which no read comes after an insert that was asked for only later."""
     calls = [call for call in pair(events) if call.status != "fail"]
     before = [
         [other.f == "read" and call.f == "insert" and other.returned < call.invoked for other in calls]
@@ -190,13 +190,13 @@ def write_skew(events: Sequence[Event]) -> Verdicts:
 
 
 def _since(insert: Call, calls: Sequence[Call]) -> float:
-    """Since when it is known that an insert has committed."""
+    """Since when an insert is known to have committed."""
     shows = [read.returned for read in _done(calls, "read") if _filled(insert.value) in map(canonical, read.result)]
     return min([*shows, insert.returned if insert.status == "ok" else float("inf")])
 
 
 def _has_contest(calls: Sequence[Call]) -> bool:
-    """Whether two inserts of a key ran at the same time, of which one has committed."""
+    """Whether two inserts of a key ran at the same time and at least one of them committed."""
     inserts = [call for call in calls if call.f == "insert"]
     since = [_since(insert, calls) for insert in inserts]
     return any(
@@ -209,7 +209,7 @@ def _has_contest(calls: Sequence[Call]) -> bool:
 
 
 def _lacks_a_row(calls: Sequence[Call]) -> bool:
-    """Whether a read that began when a row was known to be there does not show it."""
+    """Whether a read lacks a row that was known to be there when the read began."""
     return any(
         read.invoked > _since(insert, calls) and _filled(insert.value) not in map(canonical, read.result)
         for insert in calls
@@ -219,7 +219,7 @@ def _lacks_a_row(calls: Sequence[Call]) -> bool:
 
 
 def simple_set(events: Sequence[Event]) -> Verdicts:
-    """The last read of a key holds all that was acknowledged before it, and nothing that nobody tried to add."""
+    """The last read of a key shows all that was acknowledged before it, and nothing that nobody tried to add."""
     return _apart(events, _set_of_key)
 
 
@@ -238,7 +238,7 @@ def _set_of_key(calls: Sequence[Call]) -> Verdicts:
 
 
 def set_full(events: Sequence[Event], linearizable: bool = False) -> Verdicts:
-    """No element that is known goes missing for good, nor, where asked for, in any later read; no duplicates."""
+    """No known element goes missing permanently or, if ``linearizable``, in any later read; no duplicates."""
     return _apart(events, lambda calls: _set_full_of_key(calls, linearizable))
 
 
@@ -312,8 +312,8 @@ def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
 
 
 def _is_before_it_was_put_in(value: Any, calls: Sequence[Call], allow_duplicates: bool) -> bool:
-    """Whether a value had come out at some return though nobody had asked to put it in by then; or, where each comes
-    out once, more often than that."""
+    """Whether a value had come out at some return before anyone asked to put it in; or, if duplicates are not allowed,
+    more often than that."""
     puts = [call.invoked for call in calls if call.f in PUTS and call.status != "fail" and _is(call, value)]
     takes = [
         call.returned
@@ -368,7 +368,7 @@ def _shown(call: Call) -> dict[str, Any]:
 
 
 def transaction_visibility(events: Sequence[Event]) -> Verdicts:
-    """Messages are received if their commit was acknowledged, and only after a commit was asked for."""
+    """Messages are received if their commit was acknowledged, and only after a commit was requested."""
     return _apart(events, _visibility_of_key)
 
 
@@ -400,7 +400,7 @@ def _visibility_of_key(calls: Sequence[Call]) -> Verdicts:
 
 
 def _missing(calls: Sequence[Call], later: Sequence[Sequence[Call]]) -> Verdicts | None:
-    """What follows of messages that no receive showed, given the receives that came after each."""
+    """The verdict on messages that no receive showed, given the receives that came after each."""
     crashed = [call for call in calls if call.f == "receive" and call.status == "info"]
     takes_many = any(isinstance(receive.result, list) for receive in _done(calls, "receive"))
     looked = [any(receive.result is None or isinstance(receive.result, list) for receive in after) for after in later]
@@ -410,7 +410,7 @@ def _missing(calls: Sequence[Call], later: Sequence[Sequence[Call]]) -> Verdicts
 
 
 def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: float = 0.0) -> Verdicts:
-    """No message is received before it is due, nor late, nor never though it was due in time."""
+    """No message is received too early or too late, and none is missing that was due in time."""
     times = _times(events)
     return _apart(events, lambda calls: _delay_of_key(calls, times, tolerance_ms, resolution_ms))
 
@@ -452,7 +452,7 @@ def _times(events: Sequence[Event]) -> dict[float, float]:
 
 
 def sessions(events: Sequence[Event]) -> Verdicts:
-    """No process reads or writes behind what it read or wrote before, by the versions in its answers."""
+    """No process reads or writes an older version than it read or wrote before, by the versions in its answers."""
     calls = [call for call in pair(events) if call.status == "ok"]
     open_question = False
     for call in calls:
@@ -473,16 +473,16 @@ def sessions(events: Sequence[Event]) -> Verdicts:
 
 
 def _version(call: Call) -> float | None:
-    """Of a versioned register: a read answers version and value, a write the version."""
+    """The version in an answer of a versioned register: a read returns version and value, a write the version."""
     if isinstance(call.result, list | tuple):
         return float(call.result[0])
     return None if call.result is None else float(call.result)
 
 
 def log_losses(events: Sequence[Event]) -> Verdicts:
-    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm.
+    """A linearizable log has no damage; two values at one offset, or a value that nobody appended, are damage.
 
-    The answer is open where nobody looked for an acknowledged message of any log.
+    The verdict is unknown if nobody looked for some acknowledged message.
     """
     calls = pair(events)
     is_right = is_linearizable(calls, make_object("log"))
@@ -498,7 +498,7 @@ def log_losses(events: Sequence[Event]) -> Verdicts:
 
 
 def _has_unlooked(calls: Sequence[Call]) -> bool:
-    """Whether an acknowledged message of one log was not shown, nor counted, nor looked for since."""
+    """Whether some acknowledged message of a log was neither shown, nor counted in a tail, nor looked for since."""
     shown = [canonical(message) for read in _reads(calls) for message in read.result["messages"]]
     tails = [(call.invoked, call.result) for call in _done(calls, "tail")]
     tails += [(read.invoked, read.result["tail"]) for read in _reads(calls)]
@@ -510,7 +510,7 @@ def _has_unlooked(calls: Sequence[Call]) -> bool:
 
 
 def _offset(append: Call) -> float:
-    """Where an append put its message; further than any tail where that was not said."""
+    """The offset of an append's message; past any tail if the answer does not say."""
     return float("inf") if append.result[0] is None else float(append.result[0])
 
 
@@ -521,7 +521,7 @@ def _reads(calls: Sequence[Call]) -> list[Call]:
 def _is_harmed(calls: Sequence[Call]) -> bool:
     """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended.
 
-    An offset or a tail below zero is harm as well.
+    An offset or a tail below zero is damage as well.
     """
     places = [_offset(append) for append in _done(calls, "append")] + [tail.result for tail in _done(calls, "tail")]
     if min([0, *places]) < 0:

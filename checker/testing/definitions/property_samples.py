@@ -1,4 +1,4 @@
-"""Random histories for the checkers beside linearizability: clients of something honest, and lies."""
+"""Random histories for the checkers other than linearizability: clients of a correct object, and lies."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
 KEYS: tuple[tuple[Any, ...], ...] = (
     ("a", "b"), (1, True), (0, False, None), (1, "1"), ([1], [True]), ({"a": 1}, [["a", 1]]), ("x", None)
 )  # fmt: skip
-"""Keys of one history, which differ."""
+"""Sets of keys for one history, all distinct although some look alike."""
 
 VALUES = (1, 2, 3, True, "1", 1.5, False, 0)
 
 
 @dataclass
 class _Place:
-    """What the clients use: one memory for all of them, and who is where in it."""
+    """What the clients use: one memory for all of them, and what each is in the middle of."""
 
     rng: random.Random
     lie_rate: float
@@ -52,11 +52,11 @@ class _Place:
     time_ms: float = 0.0
 
     def lies(self) -> bool:
-        """Whether this answer is to be made up."""
+        """Whether to make up this answer."""
         return self.rng.random() < self.lie_rate
 
     def value(self) -> Any:
-        """A value of a mixed kind, seldom one that was used."""
+        """A value of one of several types, sometimes one that was used already."""
         self.used += 1
         if self.rng.random() < 0.15:
             return self.rng.choice(VALUES)
@@ -223,7 +223,7 @@ def _answer_progress(place: _Place, f: str, value: Any, process: Any) -> Any:
 def _ask_visibility(place: _Place, process: Any) -> tuple[str, Any]:
     own = place.values.setdefault(repr(process), [])
     if own:
-        # Whoever does not know what became of the end of a transaction may ask for the same once more.
+        # A client that does not know how the end of a transaction went may ask for the same again.
         f, message = own[-1] if place.rng.random() < 0.5 else own.pop()
         return f, message
     if place.rng.random() < 0.5:
@@ -276,7 +276,7 @@ def _answer_session(place: _Place, f: str, value: Any, process: Any) -> Any:
 
 
 FAILED = object()
-"""An answer: the operation was refused."""
+"""The answer of an operation that was refused."""
 
 CLIENTS: dict[str, tuple[Ask, Answer]] = {
     "unique-ids": (_ask_id, _answer_id),

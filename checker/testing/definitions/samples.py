@@ -1,12 +1,12 @@
 """Random histories that make trouble.
 
-An honest object is simulated first: every operation takes effect at one moment between its invocation and its return.
-Operations fail with and without an error, crash before or after their effect, take effect long after they crashed,
-and processes go on after a crash.  Then, in three of four histories, something is made a lie: an answer is
-replaced, an effect is lost or a failure is not one.  At last the history may be cut off at any event.
+First a correct object is simulated: every operation takes effect at one moment between its invocation and its return.
+Operations fail with and without an error, crash before or after their effect, or take effect long after they crashed,
+and processes go on after a crash.  Then, in three of four histories, a lie or two is told: an answer is replaced, a
+success reported as a failure, or a failure as a success.  Finally the history may be cut off at any event.
 
 Values come in families, because what makes trouble for one engine keeps another from being chosen: values that all
-differ, few values that repeat, and values that a careless comparison takes for one another.
+differ, few values that repeat, and values that a careless comparison confuses.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Event = dict[str, Any]
 Options = dict[str, Any]
 
 MIXED = (None, True, False, 0, 1, 1.5, "1", "", "true", [1], [True], ["1"], {"a": 1}, {"a": True}, [None])
-"""No two of these are equal, and each is near another one."""
+"""No two of these are equal, but each resembles another."""
 
 PROCESSES: tuple[tuple[Any, ...], ...] = ((0, 1, 2, 3), ("a", "b", "c", "d"), ("client-1", 0, "0", 1), (7, 3, 5, 11))
 KEYS: tuple[tuple[Any, ...], ...] = ((None,), (None,), (None,), ("x", "y"), (1, "1"), (0, 1, 2))
 AWAY = (-1, -1, 1, 1, 1 << 50)
-"""How far a false number is from the true one: next to it, or further than anything that could be counted up to it."""
+"""How far a false number is from the true one: one away, or too far to be reached by counting up to it."""
 ERRORS = ("connection refused", "not the leader", ["timeout", 5])
 
 OPTIONS: dict[str, tuple[Options, ...]] = {
@@ -45,12 +45,12 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "topic": ({"queues": 2}, {"queues": 1}, {}),
     "key-value": ({}, {"initial": "ab"}),
 }
-"""The options that each model is sampled with; models that are not here have none."""
+"""The options that each model is sampled with; models not listed here have none."""
 
 
 @dataclass
 class Sample:
-    """A history with the object it is of, and the options of that object."""
+    """A history, the object it is a history of, and that object's options."""
 
     name: str
     options: Options
@@ -58,7 +58,7 @@ class Sample:
     is_distinct: bool = True
 
     def specification(self) -> Object:
-        """The object that the history is judged by."""
+        """The object to judge the history by."""
         return make_object(self.name, self.options)
 
 
@@ -102,7 +102,7 @@ FAMILIES = ("distinct", "distinct", "strings", "mixed", "mixed few", "few")
 
 
 def draw_options(name: str, rng: random.Random) -> Options:
-    """One of the combinations of options of that model."""
+    """One of that model's combinations of options."""
     return dict(rng.choice(OPTIONS.get(name, ({},))))
 
 
@@ -231,7 +231,7 @@ def _plain(canonical_value: Any) -> Any:
 
 
 def _recorded(name: str, f: str, value: Any, answer: Any, rng: random.Random) -> Any:
-    """What a truthful system records for an answer of the specification; it may tell less where that is allowed."""
+    """What a truthful system records for an answer of the specification; it may leave out parts that are optional."""
     if name in ("register", "cas-register"):
         return _plain(answer) if f == "read" else answer if f == "cas" else value
     if name == "multi-register":
@@ -258,7 +258,7 @@ def _recorded(name: str, f: str, value: Any, answer: Any, rng: random.Random) ->
 
 
 def _recorded_read(log: tuple[Any, ...], f: str, asked: dict[str, Any] | None, rng: random.Random) -> Any:
-    """A truthful read of a log, seldom with fewer messages than were asked for."""
+    """A truthful read of a log, occasionally with fewer messages than were asked for."""
     queue = {"queue": asked["queue"]} if asked and "queue" in asked else {}
     if asked is None or f == "tail":
         return [*queue.values(), len(log)] if queue else len(log)
@@ -270,7 +270,7 @@ def _recorded_read(log: tuple[Any, ...], f: str, asked: dict[str, Any] | None, r
 
 
 def _as_answered(value: Any, rng: random.Random) -> Any:
-    """The same JSON value, with whole numbers written as floats now and then."""
+    """The same JSON value, with some whole numbers written as floats."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int) and rng.random() < 0.1:
@@ -293,7 +293,7 @@ class _Running:
 
 
 class _Simulation:
-    """Clients of honest objects, one per key; events come out in their real order."""
+    """Clients of correct objects, one per key; events come out in real-time order."""
 
     def __init__(self, name: str, options: Options, values: _Values, rng: random.Random) -> None:
         self.name, self.values, self.rng = name, values, rng
@@ -309,7 +309,7 @@ class _Simulation:
         self.events: list[Event] = []
 
     def run(self, operations: int) -> list[Event]:
-        """The events of that many operations, all but crashed ones completed."""
+        """The events of up to that many operations, all completed except crashed ones."""
         asked = 0
         while asked < operations or self.open:
             if self.crashed and self.rng.random() < 0.2:
@@ -339,7 +339,7 @@ class _Simulation:
         self._event(call, "invoke", value)
 
     def _happen(self, call: _Running) -> None:
-        """Let the operation take effect now; where the object forbids it, it does not happen."""
+        """Let the operation take effect now, unless the object forbids it."""
         state = self.states.get(canonical(call.key), self.specification.start())
         outcomes = self.specification.outcomes(state, call.f, call.value)
         if outcomes:
@@ -409,7 +409,7 @@ def _other_answer(name: str, event: Event, events: list[Event], values: _Values,
 
 
 def _other_range(answer: dict[str, Any], values: _Values, rng: random.Random) -> dict[str, Any]:
-    """A read of a log with a message more, less or changed, or with another tail."""
+    """A read of a log with a message added or changed, two messages swapped, or another tail."""
     messages, tail = list(answer["messages"]), answer["tail"]
     kind = rng.randrange(4)
     if kind == 0:
@@ -425,7 +425,7 @@ def _other_range(answer: dict[str, Any], values: _Values, rng: random.Random) ->
 
 
 def _other_elements(answer: list[Any], values: _Values, rng: random.Random) -> list[Any]:
-    """A set read whole that lacks an element, or has one more."""
+    """A read of a whole set with an element removed or added."""
     changed = list(answer)
     if changed and rng.random() < 0.5:
         del changed[rng.randrange(len(changed))]
@@ -435,7 +435,7 @@ def _other_elements(answer: list[Any], values: _Values, rng: random.Random) -> l
 
 
 def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: random.Random) -> list[Any]:
-    """A pair, a set read whole or the steps of a transaction with one part changed."""
+    """A pair or the steps of a transaction with one part changed."""
     changed = list(answer)
     place = rng.randrange(len(changed))
     if name == "multi-register":
@@ -453,7 +453,7 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
 
 
 def _lie(name: str, events: list[Event], values: _Values, rng: random.Random) -> None:
-    """Make one or two completions say something else than what happened."""
+    """Change one or two completions so that they differ from what happened."""
     for _ in range(rng.randint(1, 2)):
         recorded = [event for event in events if event["type"] == "ok"]
         if not recorded:
@@ -478,7 +478,7 @@ def _lie(name: str, events: list[Event], values: _Values, rng: random.Random) ->
 
 
 def _has_equal_puts(events: list[Event]) -> bool:
-    """Whether two operations put one value under one key."""
+    """Whether two operations put the same value under the same key."""
     put = [
         (canonical(event.get("key")), canonical(event["value"]))
         for event in events

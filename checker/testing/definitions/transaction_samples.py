@@ -1,8 +1,8 @@
 """Random histories of transactions that make trouble.
 
-An honest database runs them first: one at a time, from snapshots, or reading whatever is committed.  They fail, crash
-before or after their commit, and processes go on after a crash.  Then in most histories something is made a lie: a
-read is replaced, a committed transaction is called failed, part of a crashed one shows, steps change places.
+A correct database runs them first: one at a time, from snapshots, or reading whatever is committed.  They fail, crash
+before or after their commit, and processes go on after a crash.  Then, in most histories, a lie or two is told: a read
+is replaced or moved within its transaction, or a committed transaction is reported as failed or of unknown outcome.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["draw_transactions"]
 
 KEYS: tuple[tuple[Any, ...], ...] = (("x", "y"), ("x", "y"), ("x",), ("x", "y", "z"), (1, "1"), (0, 1))
 TRICKY = (True, False, 0, 1, 1.5, "1", "", "true", "x")
-"""Values no two of which are equal, written once each."""
+"""Values of which no two are equal, each written at most once."""
 
 
 @dataclass
 class _Transaction:
-    """A transaction under way: ``plan`` as asked, ``done`` with what its reads found so far."""
+    """A transaction under way: ``plan`` as requested, ``done`` with what its reads found so far."""
 
     process: Any
     plan: list[list[Any]]
@@ -33,7 +33,7 @@ class _Transaction:
 
 
 class _Database:
-    """Transactions of some clients against one honest database."""
+    """Transactions of some clients against one correct database."""
 
     def __init__(self, lists: bool, rng: random.Random) -> None:
         self.lists, self.rng = lists, rng
@@ -51,7 +51,7 @@ class _Database:
         self.events: list[dict[str, Any]] = []
 
     def run(self, transactions: int) -> list[dict[str, Any]]:
-        """The events of that many transactions."""
+        """The events of up to that many transactions."""
         asked = 0
         while self.open or (asked < transactions and self.idle):
             if asked < transactions and self.idle and (not self.open or self.rng.random() < 0.4):
@@ -107,7 +107,7 @@ class _Database:
         return contents.get(key, [] if self.lists else None)
 
     def _commit(self, running: _Transaction) -> None:
-        """Execute the steps, on the snapshot or (reading whatever is committed) each on its own moment's contents."""
+        """Execute the steps on the snapshot; in mode ``committed`` each may read what is committed at that moment."""
         base = running.snapshot
         own: dict[Any, Any] = {}
         for kind, name, value in running.plan:
@@ -138,7 +138,7 @@ class _Database:
 
 
 def _lie(database: _Database, rng: random.Random) -> None:
-    """Make one completion, or one read of it, say something else."""
+    """Change one completion, or one of its reads."""
     completed = [event for event in database.events if event["type"] == "ok"]
     if not completed:
         return
@@ -160,7 +160,7 @@ def _lie(database: _Database, rng: random.Random) -> None:
 def _swapped(
     database: _Database, event: dict[str, Any], steps: list[list[Any]], place: int, rng: random.Random
 ) -> list[list[Any]]:
-    """The read moved to another place of the transaction, in the invocation too: it then tells of another moment."""
+    """Move the read to another place in its transaction, also in the invocation: it then shows another moment."""
     order = list(range(len(steps)))
     order.insert(rng.randrange(len(order)), order.pop(place))
     for invocation in database.events:
@@ -173,7 +173,7 @@ def _swapped(
 
 
 def _other_read(database: _Database, step: list[Any], rng: random.Random) -> Any:
-    """Another value for a read: a shorter, longer or reordered list, another register's value, or of nobody."""
+    """Another value for a read: a shorter, longer or reordered list, another written value, or one nobody wrote."""
     asked = [
         other[2]
         for event in database.events

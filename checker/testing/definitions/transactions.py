@@ -1,22 +1,22 @@
 """Isolation levels by trying every order of the transactions.
 
 A history holds transactions of ``["r", key, found]`` with ``["append", key, element]`` (lists) or ``["w", key, value]``
-(registers).  A failed transaction did not happen.  One without a known outcome is committed or not: both are tried;
-what it read is not known.  A register holds null at first, a list is empty, and a list read as null is empty.
+(registers).  A failed transaction did not happen.  One of unknown outcome committed or did not: both are tried; what it
+read is unknown.  A register holds null at first, a list is empty, and a list read as null is empty.
 
 * strict-serializable, strong-session-serializable, serializable: an order of the committed transactions in which each,
-  executed at once, reads what it had in answer; it keeps real time, the order of each process, or nothing.
+  executed at once, reads what it returned; the order respects real time, the order of each process, or nothing.
 * snapshot-isolation (Berenson et al. 1995, Adya's PL-SI, without real time or sessions): an order of starts and
   commits.  A transaction reads what was committed at its start and its own writes, and commits only if nothing that it
   wrote was committed since.
 * read-committed (Adya's PL-2): an order of the committed transactions, which is that of the versions, in which each
   read finds a version of its key that was committed before it.  An order exists exactly where G0 and G1 do not occur.
 * read-uncommitted (Adya's PL-1): an order of the committed transactions with which the order of the elements in every
-  list that was read agrees.  What registers tell never contradicts it.
+  list that was read agrees.  Registers never contradict it.
 
-The two weakest levels have two answers, because Adya's PL-1 says nothing of reads, which alone show the order of the
-writes, and because it is not agreed whether PL-2 binds a transaction to its own writes.  ``strict`` binds reads so,
-otherwise they are free; values that nobody wrote contradict every strict level.
+The two weakest levels have two answers, because Adya's PL-1 does not constrain reads, which alone show the order of the
+writes, and because it is disputed whether PL-2 requires a transaction to see its own writes.  ``strict`` constrains
+both, otherwise they are free; values that nobody wrote contradict every strict level.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _written(calls: Sequence[Call]) -> list[Any]:
 
 
 def has_repeated_writes(calls: Sequence[Call]) -> bool:
-    """Whether one value was written twice to one key, which leaves open whose it is."""
+    """Whether a value was written twice to the same key, so that its writer is unknown."""
     written = _written(calls)
     return len(written) != len(set(written))
 
@@ -108,7 +108,7 @@ def reads_of_nobody(calls: Sequence[Call]) -> bool:
 
 
 def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool = True) -> bool:
-    """Whether the transactions may be of a database with that isolation level.  Raises KeyError for other levels."""
+    """Whether a database with that isolation level allows the transactions.  Raises KeyError for unknown levels."""
     database = Database(lists=lists)
     if level == "strict-serializable":
         return is_linearizable(calls, database)
@@ -130,10 +130,10 @@ def _keys_written(call: Call) -> set[Any]:
 
 
 def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> bool:
-    """Try every order of starts and commits; contents are held with the number of the commit that wrote them."""
+    """Try every order of starts and commits; contents are kept with the number of the transaction that wrote them."""
     required = acknowledged(calls)
 
-    # Transactions that committed, those under way with what they saw, and what is committed: (value, writer) by key.
+    # Transactions that committed, those under way with their snapshots, and what is committed: (value, writer) by key.
     def following(done: frozenset[int], active: frozenset[tuple[int, Any]], committed: Any) -> Iterator[Any]:
         now = dict(committed)
         snapshots = dict(active)
@@ -157,7 +157,7 @@ def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> b
 
 
 def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bool:
-    """Try every order of commits, with all versions of every key that were committed so far."""
+    """Try every order of commits, with all versions of every key committed so far."""
     required = acknowledged(calls)
 
     def following(done: frozenset[int], versions: Any) -> Iterator[Any]:
@@ -173,7 +173,7 @@ def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bo
 
 
 def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: bool) -> bool:
-    """Whether each read returned a committed version or, after a write of its own, what that made of the latest."""
+    """Whether each read returned a committed version or, after an own write, the latest version with that applied."""
     latest = {key: held[-1] for key, held in versions_of.items()}
     read = iter(list(database.execute(latest, call.value)))
     answered = iter(database.answered(call.result))
@@ -193,7 +193,7 @@ def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: 
 
 
 def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool:
-    """Try every order of the writes, also of transactions that did not commit, against all lists that were read."""
+    """Try every order of the writes, including uncommitted transactions, against all lists that were read."""
     if database.empty == ("null",) or not strict:
         return True
     reads = [

@@ -1,4 +1,4 @@
-"""Equality of values as JSON has it."""
+"""Equality of JSON values."""
 
 from __future__ import annotations
 
