@@ -72,18 +72,16 @@ def check_delay(
     """Check that delayed messages arrived no earlier than due, and not much later.
 
     Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` of a message or a list of them.  Each key has
-    its own messages.  A message is due when its delay has passed.
-
-    A delivery is ``early`` when its receive returned before the send's invocation plus the delay, by more than
-    ``resolution_ms`` (a system that keeps time in whole milliseconds truncates up to one).  It is ``late`` when the
-    first receive of the message returned more than ``tolerance_ms`` after the send's return plus the delay.  A message
-    is ``lost`` when its send was acknowledged, it was due with its tolerance before the last receive began that showed
-    all available messages (as a list, or ``None``), and it was never received.  It is ``missing``, and the answer
-    unknown, if later receives showed only single messages, or if receives of unknown outcome may have taken it, unless
-    the system ``redelivers`` unacknowledged messages.  A message is ``unexpected`` if it was received although no send
-    of it was invoked, or all of them failed.  With ``late_is_wrong`` false, late deliveries are counted but valid,
-    because a system under faults may deliver afterwards.  The answer is also unknown without times, if no receive
-    completed, or if none completed for a key with an acknowledged send.
+    its own messages.  A delivery is ``early`` when its receive returned before the send's invocation plus the delay, by
+    more than ``resolution_ms`` (a system with times in whole milliseconds truncates up to one).  It is ``late`` when
+    the first receive of the message returned more than ``tolerance_ms`` after the send's return plus the delay.  A
+    message is ``lost`` when its send was acknowledged, it was due with its tolerance before the last receive began that
+    showed all available messages (as a list, or ``None``), and it was never received.  It is ``missing``, and the
+    answer unknown, if later receives showed only single messages, or if receives of unknown outcome may have taken it,
+    unless the system ``redelivers`` unacknowledged messages.  A message is ``unexpected`` if it was received although
+    all its sends failed, or none was invoked.  With ``late_is_wrong`` false, late deliveries are counted but valid: a
+    system under faults may deliver afterwards.  Also unknown without times, if no receive completed, or none for a key
+    with an acknowledged send.
     """
     history = History.of(events)
     wrong, noted = ["lost", "early", "unexpected"], ["delivered", "pending", "missing"]
@@ -304,10 +302,9 @@ def _offset(history: History, row: int) -> Any:
 def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, int] | None = None) -> Result:
     """Check that replicas hold the same committed entries.
 
-    ``logs`` maps a node to its entries (or digests of them) from the first; ``committed`` maps it to how many of them
-    it knows to be committed (default: all).  Counts ``diverged`` pairs, each with its first differing index, and
-    ``missing``: nodes that claim more committed entries than they hold.  Either is invalid; without any log the answer
-    is unknown.
+    ``logs`` maps a node to its entries (or digests of them) from the first, ``committed`` to how many of them it knows
+    to be committed (default: all).  Counts ``diverged`` pairs, each with its first differing index, and ``missing``:
+    nodes that claim more committed entries than they hold.  Either is invalid; without any log the answer is unknown.
     """
     tally = Tally("replicas", History(), wrong=("diverged", "missing"), noted=("replicas",))
     tally.counts["replicas"] = len(logs)

@@ -246,8 +246,7 @@ class _Reducer:
         return best if len(best.rows) < len(part.rows) else part
 
     def window(self, part: _Part) -> int | None:
-        """How many of the last invocations fail on their own: ``FIRST_WINDOW`` times a power of ``WINDOW_GROWTH``, at
-        most all of them; ``None`` if not even all do, or time is up."""
+        """How many of the last invocations fail on their own, in growing windows; ``None`` if none is found."""
         events = sorted(self._history.invoked[row] for row in part.rows)
         size = FIRST_WINDOW
         while True:

@@ -1,7 +1,6 @@
 """Final reads: whether each register and each log was read at the end, and which of these reads count.
 
-A loss that no read could reveal leaves no trace in a history, so before a verdict of valid it is checked here what was
-left unread.
+A loss that no read could reveal leaves no trace in a history, so a verdict of valid depends on what was left unread.
 """
 
 from __future__ import annotations

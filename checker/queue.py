@@ -23,12 +23,11 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelive
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
     a list of all that was left.  Each key is a queue.  Counts ``lost``, ``unexpected``, ``duplicated`` and
-    ``recovered`` (outcome unknown, but dequeued).  Duplicates are wrong only with ``allow_duplicates`` false, because
-    queues with at-least-once delivery may repeat values.  The answer is unknown if values are ``missing`` from a queue
-    that was not found empty after they were acknowledged, since they may still be in it.  A queue is found empty by a
-    ``None``, a ``drain`` or, with Jepsen's clients, a take that failed with ``exhausted`` or ``empty``.  It is also
-    unknown if no more values are missing than takes of unknown outcome may have taken, unless the queue ``redelivers``
-    unacknowledged values: then such a take took nothing.
+    ``recovered`` (outcome unknown, but dequeued).  Duplicates are wrong only without ``allow_duplicates``, because
+    at-least-once delivery may repeat values.  Unknown if values are ``missing`` from a queue that was not found empty
+    (by a ``None``, a ``drain`` or, with Jepsen's clients, a take that failed with ``exhausted`` or ``empty``) after
+    they were acknowledged: they may still be in it; and if no more are missing than takes of unknown outcome may have
+    taken, unless the queue ``redelivers`` unacknowledged values: then such a take took nothing.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
@@ -137,9 +136,8 @@ def _judge_missing(
     unseen: float,
     of_queue: str,
 ) -> str | None:
-    """Judge values that did not come out: ``lost`` if the queue was found empty later, by a take that began at
-    ``last_empty``, and the ``unseen`` takes cannot account for all of them.  Returns why values may not be lost, if any
-    are missing."""
+    """Judge values that did not come out: ``lost`` if a take that began later, at ``last_empty``, found the queue empty
+    and the ``unseen`` takes cannot account for all.  Returns why values may not be lost, if any are missing."""
     gone: dict[Any, int] = {}
     unlooked = 0
     for value, puts in acked.items():

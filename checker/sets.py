@@ -70,9 +70,9 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     ``lost``: the element is absent from a read that was invoked after it was known and after the return of every read
     that shows it.  ``stale``: it is absent from a read that was invoked after it was known, but a later or concurrent
     read shows it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.
-    ``visible_ms`` gives quantiles of the time from acknowledgement to the first read from which on the element was
-    never absent.  An element that occurs twice in one read is ``duplicated`` and wrong.  Unknown when no read of a key
-    began after any of its elements was known.
+    ``visible_ms``: quantiles of the time from acknowledgement to the first read from which on it was never absent.  An
+    element twice in one read is ``duplicated`` and wrong.  Unknown when no read of a key began after any of its
+    elements was known.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))

@@ -141,11 +141,10 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
 def check_long_fork(events: Events) -> Result:
     """Check that no two reads of the same keys, each key written once, saw two writes in opposite orders.
 
-    Reads carry ``[r, key, value]`` steps, with ``None`` for keys not yet written.  Two reads that each see a write that
-    the other lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot
-    isolation does not.  If operations have keys in addition to those of the steps, each such key is a separate store.
-    Unknown if no such read completed, or if a key may have been given two values: a read that shows one of them tells
-    nothing about the other.
+    Reads carry ``[r, key, value]`` steps, ``None`` if not yet written.  Two reads that each see a write that the other
+    lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
+    not.  If operations have keys besides those of the steps, each of these is a separate store.  Unknown if no such
+    read completed, or if a key may have two values: a read that shows one tells nothing about the other.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))

@@ -19,14 +19,13 @@ def check_write_skew(events: Events) -> Result:
     """Check that no key got two rows, although each transaction inserts one only if it finds none.
 
     An ``insert`` is a transaction that reads by predicate whether any table has a row of its key, and inserts its own
-    if there is none; its value is the row, or a list with the row in the position of its table and ``None`` in the
-    others, as ``[7, None]``.  An insert that found a row fails.  A ``read`` returns the list of all rows of its key.
-    In every serial order at most one insert of a key commits.
+    if there is none; its value is the row, or a list with the row in its table's position and ``None`` in the others,
+    as ``[7, None]``.  An insert that found a row fails.  A ``read`` returns the list of all rows of its key.  In every
+    serial order at most one insert of a key commits.
 
-    An insert has committed if it was acknowledged, or if a read shows its row.  Two committed inserts of one key are a
-    ``write-skew`` if they were concurrent, and a ``late-insert`` if one began after the other was known to have
-    committed.  A row that nobody inserted, or whose insert failed, is ``unexpected``, as is a row that a read shows
-    twice.  These are invalid.
+    An insert has committed if it was acknowledged, or if a read shows its row.  Two of one key are a ``write-skew`` if
+    they were concurrent, and a ``late-insert`` if one began after the other was known to have committed.  A row that
+    nobody inserted, or whose insert failed, is ``unexpected``, as is one that a read shows twice.  These are invalid.
 
     An insert of unknown outcome is no violation on its own.  If it may be the second of its key and no later read
     shows whether it is, the key is counted as ``undecided``.  The answer is unknown if no key had two concurrent

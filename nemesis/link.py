@@ -305,8 +305,7 @@ def _shows(measure: LinkMeasure, form: str, shape: LinkShape) -> bool:
 
 
 def _least(count: int, percent: float) -> float:
-    """The number of `count` packets that a fault of `percent` hits at least, in all but one case in a million (five
-    standard deviations); at least 1."""
+    """The fewest of `count` packets that `percent` hits in all but one case in a million (five sigma); at least 1."""
     share = percent / 100
     return max(1.0, count * share - 5 * math.sqrt(count * share * (1 - share)))
 

@@ -214,8 +214,7 @@ class AsksForLeader(Protocol):
 
 @runtime_checkable
 class UsesAbilities(Protocol):
-    """A nemesis that declares which abilities of its target it uses, so that only these are prepared. A nemesis without
-    this protocol is assumed to cut the network."""
+    """A nemesis that declares which abilities of its target it uses: only these are prepared, else the network."""
 
     def needs(self, variant: str) -> frozenset[tuple[str, str]]:
         """The (interface, ability) pairs of nemesis.target.ABILITIES that a variant uses."""

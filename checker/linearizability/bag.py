@@ -1,11 +1,10 @@
 """Unordered queues whose puts all put different values: near-linear.
 
-Values do not order each other, so only three violations exist: a value came out that was not inside, a value came out
-twice, or a take found nothing while at every instant some value was certainly inside.  A take of unknown outcome may
-have taken any value.  A take can have found nothing at an instant iff no value that is known to have come out is
-certainly inside then, and at least as many takes of unknown outcome had been invoked as values had been put that never
-came out: by Hall's theorem those takes can then be assigned so that every such instant is free.  O(n log n) time, O(n)
-memory.
+Values do not order each other, so only three violations exist: a value came out that was not inside, or came out twice,
+or a take found nothing while at every instant some value was certainly inside.  A take of unknown outcome may have
+taken any value.  A take can have found nothing at an instant iff no value known to have come out is certainly inside
+then, and at least as many takes of unknown outcome had been invoked as values had been put that never came out: by
+Hall's theorem those takes can then be assigned so that every such instant is free.  O(n log n) time, O(n) memory.
 """
 
 from __future__ import annotations

@@ -84,9 +84,8 @@ def with_crashed_takes(history: History, flows: Flows, test: Test) -> Violation 
     """The result of ``test`` for flows with takes of unknown outcome.
 
     Such takes may not have happened: if there is no violation without them, there is none.  If there is one even when
-    every value that never came out may have left as soon as the first such take began, the history is invalid.  In
-    between, values are assigned to takes until no contradiction is left.  Raises :class:`NotApplicable` if that needs
-    too many tests.
+    every value that never came out may leave as soon as the first of them began, the history is invalid.  Otherwise
+    values are assigned to takes until no contradiction is left.  Raises :class:`NotApplicable` after too many tests.
     """
     violation = test(flows)
     if violation is None or not flows.crashed_takes:
@@ -105,10 +104,9 @@ class _Deal:
 
     The rows of a violation contradict each other whatever happened to all other values.  Of its values that never came
     out, the one put first stays inside from then on, so that it contradicts the rest on its own even if all the others
-    were taken: in every explanation of the history it was taken.  The take is guessed first: the value that is due
-    first gets the take that began first.  If that does not explain the history, all assignments are tried: each value
-    gets the last take that is early enough for it and the values known to have come out, then earlier takes, which
-    other values may need more.
+    were taken: in every explanation it was taken.  The take is guessed first: the value that is due first gets the take
+    that began first.  If that does not explain the history, all assignments are tried: each value gets the last take
+    early enough for it and the values known to have come out, then earlier takes, which others may need more.
     """
 
     def __init__(self, history: History, flows: Flows, test: Test) -> None:

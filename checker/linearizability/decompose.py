@@ -48,9 +48,8 @@ def _by_element(history: History, groups: Groups) -> Groups:
 
 
 def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, Groups, Model]:
-    """Sends, reads and tails of each queue.  A send of unknown outcome belongs to the queue in which its value was
-    seen, or in which an unseen offset must have been filled.  If it matters which of several queues that is, the queues
-    are not independent, and :class:`NotApplicable` is raised.
+    """Sends, reads and tails of each queue; a send of unknown outcome is of the queue in which its value was seen, or
+    an unseen offset must have been filled.  Raises :class:`NotApplicable` if it matters which of several that is.
     """
     values, results = list(history.value), list(history.result)
     names = {"send": "append", "read": "read", "tail": "tail"}

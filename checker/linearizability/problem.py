@@ -54,8 +54,7 @@ def _open_at_returns(history: History, rows: Sequence[int]) -> int:
 
 
 def state_bytes(state: Any) -> int:
-    """About how much memory a state takes that shares its parts with others: little for a register, for a log
-    proportional to its length."""
+    """About how much memory a state that shares its parts takes: little for a register, for a log by its length."""
     if isinstance(state, (tuple, frozenset)):
         inner = sum(len(part) for part in state if part.__class__ is tuple)
         return BYTES_OF_STATE + BYTES_OF_PART * (len(state) + inner)

@@ -121,9 +121,8 @@ def _out_of_order(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -
 def _gap(history: History, seen: Sequence[_Seen], crashed: Sequence[_Crashed], model: FetchAndAdd) -> Violation | None:
     """A violation by an operation that saw a sum that cannot be reached, even by additions of unknown outcome.
 
-    Each addition that fills a gap must have begun before any operation that saw more returned.  If all have the same
-    amount, they fill the gaps iff there are enough for all gaps up to each one.  Raises :class:`NotApplicable` for
-    several amounts.
+    Each of these must have begun before any operation that saw more returned; with one amount they fill the gaps iff
+    there are enough for all gaps up to each one.  Raises :class:`NotApplicable` for several amounts.
     """
     began = sorted(crashed)
     added = list(accumulate((each.amount for each in began), initial=0))

@@ -52,8 +52,7 @@ def parse_model(text: str) -> Model:
 
 
 def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
-    """The fields in ``FIELD=JSON,...``; a value that is not JSON is a string.  Raises :class:`ModelError`, which names
-    the fix."""
+    """The fields in ``FIELD=JSON,...``; a value that is not JSON is a string.  Raises :class:`ModelError`."""
     fields: dict[str, Any] = {}
     for part in _split(text):
         field_name, equals, value = part.partition("=")

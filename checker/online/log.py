@@ -271,9 +271,8 @@ class _VersionsJudge(_PlacesJudge):
 class OnlineVersionedRegister(Online):
     """A5 online: a :class:`checker.VersionedRegister` in which every write has a different value; fields as there.
 
-    A version is forgotten once a later one is known and no open operation began before that; its sentences refer to
-    versions as offsets of the log of writes, from 0.  A key to which a remembered value is written again is no longer
-    judged.
+    A version is forgotten once a later one is known and no open operation began before that; sentences give versions
+    as offsets of the log of writes, from 0.  A key to which a remembered value is written again is no longer judged.
     """
 
     def __init__(self, *, initial: Any = None, initial_version: int = 0) -> None:

@@ -184,8 +184,7 @@ def _judge_several(
 ) -> None:
     """A read that shows a later append of a transaction shows its earlier ones, before it.
 
-    In an odd read, which is not in the graph, the appends of one committed transaction also stand together, without
-    those of another between them.
+    In an odd read, which is not in the graph, no other committed transaction's appends stand between its appends.
     """
     reader, key, values = read
     writers = [keys.writer(key, value) for value in values]

@@ -257,8 +257,7 @@ def trial_control() -> bytes:
 
 
 def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> str | None:
-    """None if the trial's output shows that the shim took effect in `python`, run at or shortly after the true time
-    `true_s`; otherwise the problem."""
+    """None if the trial's output shows the shim's effect on `python`, at or soon after `true_s`; else the problem."""
     try:
         seen_s = float(output)
     except ValueError:

@@ -111,8 +111,7 @@ everything = durable.get((0, 0), 0)
 found = sorted((record for record in found if record[1] >= everything), key=lambda record: record[1])
 def kept(seq):
     return os.path.join(undo, "k%d" % seq)
-# The last change of a name up to which the journal is on disk: a sync advances it to the last change of the file's name
-# or length.
+# The name change up to which the journal is on disk: a sync advances it to the file's last change of name or length.
 holder = {}
 for kind, seq, key, own, offset, length, size, _, path, other in reversed(found):
     if kind in (UNLINKED, RENAMED):

@@ -156,8 +156,7 @@ class Descriptors:
         return not flags & os.O_PATH and bool(self.with_reads or flags & os.O_ACCMODE or flags & _O_TMPFILE)
 
     def _rights_for(self, call: Call, wanted: Opening) -> Rights | None:
-        """The rights with which the supervisor opens the file; None if it does not. If it should but cannot, that is
-        noted in `has_let_pass`."""
+        """The rights with which the supervisor opens the file; None if it lets the call pass (see `has_let_pass`)."""
         if not wanted.path:
             return None
         try:

@@ -85,9 +85,8 @@ def _section_names(file: Any, at: int, each_bytes: int, count: int, names_index:
 
 
 def judge(argv: Sequence[str]) -> dict[str, str]:
-    """The `path` of the file that a command would execute, and its `kind`. For a wrapper, those of the program behind
-    it if that can be known, otherwise the kind is SCRIPT. If the file cannot be read, `error` says why, and there is no
-    `kind`."""
+    """The `path` of the file that a command would execute, and its `kind`; for a wrapper those of the program behind it
+    if that can be known, otherwise SCRIPT. If the file cannot be read, `error` says why, and there is no `kind`."""
     words = list(argv)
     path = shutil.which(words[0]) or words[0]
     name = os.path.basename(path)

@@ -8,8 +8,7 @@ clocks only (CLOCK_REALTIME, its coarse variant, CLOCK_TAI). So a jump of the cl
 Reads of wall clocks are counted beside the offset. For this the program itself must be able to write there: it is made
 to call mprotect while it is stopped. If the kernel refuses that, nothing is counted.
 
-This reaches static and Go programs as well as those that use a C library, but not programs that make the raw system
-call.
+This reaches static and Go programs as well as those that use a C library, but no program's raw system calls.
 
 Nothing is patched before a clock fault is in force, and the original code is restored afterwards: the real system call
 costs several times as much as the vDSO's code, and some programs read the clock all the time. A child inherits its

@@ -7,8 +7,7 @@
  * the counts of each program that the harness started, its children included: SPLITBRAIN_FAULTS_PROGRAM is its number,
  * which also determines its slot.
  *
- * nemesis/mechanisms/shim.py and launcher/control.py have the same layout. All fields are 64 bits wide, in native byte
- * order.
+ * nemesis/mechanisms/shim.py and launcher/control.py share this layout. All fields have 64 bits, in native byte order.
  */
 #ifndef SPLITBRAIN_CONTROL_H
 #define SPLITBRAIN_CONTROL_H

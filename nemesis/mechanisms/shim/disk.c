@@ -326,8 +326,7 @@ static int before_read(int fd)
     return control_has_disk() && concerns_fd(fd) ? gate(READ) : 0;
 }
 
-/* Everything that follows a read from `offset` (-1: the descriptor's previous position) with this result: counts it if
- * it includes a flipped byte. */
+/* After a read from `offset` (-1: the descriptor's previous position): counts it if it includes a flipped byte. */
 static ssize_t has_read(int fd, off_t offset, ssize_t result)
 {
     struct settings settings;
