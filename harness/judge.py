@@ -65,10 +65,7 @@ def judge(
     of the history file itself, `missing` the number of its events that are missing although later ones exist.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
-    memory_mb = memory_for_a_check_mb(test.checker_memory_mb)
-    if memory_mb < test.checker_memory_mb:
-        logger.warning("each check is given %d MB of memory, for no more is free", memory_mb)
-    context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=memory_mb)
+    context = _limits(test)
     checks: dict[str, CheckOutcome]
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
@@ -120,6 +117,14 @@ def judge(
         "seed": test.seed,
         "replay": test.replay_line(),
     }
+
+
+def _limits(test: Test) -> CheckContext:
+    """The limits of each check: the memory asked for, or less if less is free."""
+    memory_mb = memory_for_a_check_mb(test.checker_memory_mb)
+    if memory_mb < test.checker_memory_mb:
+        logger.warning("each check is given %d MB of memory, for no more is free", memory_mb)
+    return CheckContext(timeout_s=test.checker_timeout_s, memory_mb=memory_mb)
 
 
 def _checked(
