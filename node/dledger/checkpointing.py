@@ -1,4 +1,4 @@
-"""When a checkpoint of the log is written: some time after each change, and not at all while nothing changes."""
+"""Writes checkpoints of the log: within an interval of each change, and not at all while nothing changes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class CheckpointTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the task."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-checkpoint")
 
     async def stop(self) -> bool:
-        """End; whether it had begun."""
+        """Stop the task. Returns whether it had been started."""
         task, self._task = self._task, None
         if task is None:
             return False
@@ -38,11 +38,11 @@ class CheckpointTask:
         return True
 
     def changed(self) -> None:
-        """There is something new to note."""
+        """Note that there is something to write."""
         self._has_changed.set()
 
     def hurry(self) -> None:
-        """Do not wait for the interval."""
+        """Write the pending change, or else the next one, without waiting for the interval."""
         self._hurries.set()
 
     async def _run(self) -> None:

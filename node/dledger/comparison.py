@@ -1,7 +1,7 @@
-"""Where a follower's log stops being the leader's: the decisions of COMPARE (S0, S2), as a pure search.
+"""Find where a follower's log diverges from the leader's: the decisions of COMPARE (S0, S2), as a pure search.
 
-Two logs agree up to some index and, if both go on, differ from the next one on (log matching). The search asks for
-single entries and keeps what it has learnt: the largest index known to agree, the smallest known not to.
+Two logs agree up to some index and, if both continue, differ from the next one on (log matching). The search asks for
+single entries and keeps what it has learnt: the largest index known to agree, the smallest known to differ.
 
     the follower's log and the leader's have no index in common      rewrite at the leader's begin
     agrees, and is the follower's last                               append from there
@@ -10,8 +10,8 @@ single entries and keeps what it has learnt: the largest index known to agree, t
     before the follower's begin, or differs at the floor             rewrite at the leader's begin
     otherwise                                                        ask further down, or in between
 
-DLedger asks one index further down each time. This search doubles its steps while going down and halves the rest
-once it has found agreement: a difference of a thousand entries takes some twenty questions instead of a thousand.
+DLedger asks one index further down each time. This search doubles its steps while going down and bisects the rest
+once it has found agreement: a difference of a thousand entries takes some twenty requests instead of a thousand.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Comparison:
 
     @property
     def found_nothing(self) -> bool:
-        """Whether no index is known to agree: where this ends with a TRUNCATE, the whole log is another one."""
+        """Whether no index is known to agree. If the search then ends with TRUNCATE, the two logs share no entry."""
         return self._agrees < self._begin
 
     def decide(self, index: int, *, is_same: bool, follower_begin: int, follower_end: int) -> Decision:
-        """What follows from the answer for `index`, and from the ends of the follower's log that came with it."""
+        """Decide from the answer for `index` and from the first and last index of the follower's log in that answer."""
         if follower_end < self._begin or follower_begin > self._end:
             return Decision(PushType.TRUNCATE, self._begin)
         if is_same:
@@ -72,7 +72,7 @@ class Comparison:
         return Decision(PushType.COMPARE, max(index - self._step // 2, floor))
 
     def _between(self, follower_end: int) -> Decision:
-        """Halve the range between what agrees and what does not; truncate when nothing is left of it."""
+        """Halve the range between agreement and difference; once it is empty, append or truncate."""
         differs = min(self._differs, follower_end + 1)
         if differs <= self._agrees + 1:
             if self._agrees == follower_end:

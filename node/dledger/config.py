@@ -1,4 +1,4 @@
-"""What a member of a DLedger group is told: who its peers are, where its log lies, and its timings."""
+"""The configuration of a DLedger group's member: its peers, the location of its log, its limits and timings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["DEFAULT_TIMING", "FAST_TIMING", "TIMINGS", "DLedgerConfig", "DLedger
 FlushMode = Literal["sync", "async"]
 
 PAGE_BYTES: Final = 4096
-"""What flushing counts in (R: MappedFile.OS_PAGE_SIZE)."""
+"""The unit of `flush_least_pages` (R: MappedFile.OS_PAGE_SIZE)."""
 
 MEBIBYTE = 1024 * 1024
 
 MAX_ENTRY_SIZE_BYTES = 8 * MEBIBYTE
-"""Of any entry: in base64 it must fit into a frame of 16 MiB. RocketMQ's messages are 4 MiB at most."""
+"""The largest entry of any log: in base64 it must fit into a frame of 16 MiB. RocketMQ's messages are 4 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,38 +33,39 @@ class DLedgerTiming:
     vote_wait_ms: int = 2000
     """How long a candidate waits for answers, plus a random part of `max_vote_interval_ms`."""
     rpc_timeout_ms: int = 3000
-    """Of votes, heartbeats, COMPARE and TRUNCATE. Two in a row without an answer end a connection."""
+    """For votes, heartbeats, COMPARE and TRUNCATE. Two requests in a row without an answer close the connection."""
     push_rpc_timeout_ms: int = 3000
-    """Of APPEND and COMMIT, whose answers wait for the follower's disk."""
+    """For APPEND and COMMIT, whose answers wait for the follower's disk."""
     push_timeout_ms: int = 1000
     """The oldest unanswered APPEND of a peer is sent again after this long; also how long a follower keeps an
     entry that does not continue its log."""
     commit_interval_ms: int = 1000
-    """A COMMIT of its own is sent at most this often to a peer that gets no APPEND."""
+    """A separate COMMIT is sent at most this often, to a peer that gets no APPEND."""
     leak_check_interval_ms: int = 1000
     error_backoff_ms: int = 500
-    """A dispatcher rests this long after an error (seeds S0, S2)."""
+    """A dispatcher pauses this long after an error (seeds S0, S2)."""
     ack_timeout_ms: int = 2500
     """How long an append may wait for a quorum."""
     barrier_timeout_ms: int = 3000
-    """How long a read may wait until the leader has confirmed that it is one."""
+    """How long a read may wait for the leader to confirm its leadership."""
     read_hedge_ms: int = 20
-    """How long reads wait for the quorum that was asked before the other members are asked as well: some round trips
+    """How long reads wait for the quorum that was asked before the other members are asked as well: a few round trips
     of a local network."""
     watermark_log_interval_ms: int = 3000
     checkpoint_interval_ms: int = 3000
     transfer_timeout_ms: int = 1000
-    """How long a leader waits for the member that is to take over, and that one until it leads (R)."""
+    """How long a leader waits for its successor to catch up, and how long the successor waits to catch up and then to
+    win its election (R)."""
     preferred_check_interval_ms: int = 1000
-    """How often a leader looks whether a preferred member could lead instead (R)."""
+    """How often a leader checks whether a preferred member could lead instead (R)."""
     disk_stall_ms: int = 6000
     """A leader whose disk has not completed a flush for this long steps down."""
     clock_drift_ratio: float = 0.1
-    """By how much two members' monotonic clocks may differ in rate; a lease is shortened by this part."""
+    """By how much two members' monotonic clocks may differ in rate; a leader's lease is shortened by this fraction."""
 
     @property
     def lease_ms(self) -> int:
-        """How long a follower stands by a leader after its last heartbeat."""
+        """How long a follower stays with its leader after the last heartbeat, and votes for no one else."""
         return self.heartbeat_interval_ms * self.max_heartbeat_leak
 
 
@@ -95,8 +96,8 @@ TIMINGS: Final[Mapping[str, DLedgerTiming]] = MappingProxyType({"default": DEFAU
 class DLedgerConfig:
     """One member's configuration.
 
-    `peers` maps every member's id, this one's included, to the address that this node dials for it; `listen`
-    is where it listens itself ("ip:port", port 0 for any). The log lies below `data_dir`/dledger.
+    `peers` maps every member's id, this one's included, to the address that this node dials for it; `listen` is the
+    address that this node listens on ("ip:port", port 0 for any). The log lies below `data_dir`/dledger.
     """
 
     group: str
@@ -105,37 +106,37 @@ class DLedgerConfig:
     listen: str
     data_dir: str
     flush_mode: FlushMode = "sync"
-    """`sync`: an entry counts as held by a member once it is synced. `async`: once it is written, which is
-    what DLedger does (R) and what a power cut punishes."""
+    """`sync`: an entry counts as held by a member once it is synced. `async`: once it is written, as in DLedger (R);
+    a power cut may then lose acknowledged entries."""
     flush_interval_ms: int = 10
     """Mode `async`: the shortest time between two syncs (R: flushFileInterval; flushIntervalCommitLog elsewhere)."""
     flush_least_pages: int = 0
-    """Mode `async`: unsynced pages of 4 KiB at which a sync is worth it (R: flushCommitLogLeastPages; DLedger: 0)."""
+    """Mode `async`: the fewest unsynced pages of 4 KiB worth a sync (R: flushCommitLogLeastPages; DLedger: 0)."""
     flush_thorough_interval_ms: int = 10_000
-    """Mode `async`: after which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
+    """Mode `async`: after this long everything is synced, however little (R: flushCommitLogThoroughInterval)."""
     timing: DLedgerTiming = field(default_factory=DLedgerTiming)
     step_down_on_stalled_disk: bool = True
     members_may_change: bool = False
-    """Whether members may be added to and removed from the group while it works. Then a member believes leaders and
-    candidates that it has not heard of: they may have come while it was away."""
+    """Whether members may be added to and removed from the group while it runs. If so, a member accepts leaders and
+    candidates that it does not know: they may have joined while it was down."""
     joins: bool = False
-    """Whether this member belongs to the group only once the group's log says so. `peers` are those that it may hear
-    from meanwhile, and this one."""
+    """Whether this member joins a running group: it belongs to the group only once the group's log says so. `peers`
+    then lists the members that it may hear from until that time, and this one."""
     preferred_leaders: tuple[str, ...] = ()
-    """Members to which any other leader gives its lead when they can have it, the first one first (R:
+    """Members to which any other leader transfers its leadership when they can take it, in order of preference (R:
     preferredLeaderIds)."""
     max_transfer_lag: int = 1000
-    """Entries that a member may lack and still be given the lead (R: maxLeadershipTransferWaitIndex)."""
+    """The most entries that a member may lack and still be given leadership (R: maxLeadershipTransferWaitIndex)."""
     snapshot_threshold_entries: int = 100_000
-    """Applied entries after which a snapshot is taken (R: snapshotThreshold, 1000, and off); 0: only when one is
-    needed, before the log loses its beginning and for a follower."""
+    """Applied entries after which a snapshot is taken (R: snapshotThreshold, 1000, but off by default); 0: only when
+    one is needed, which is before the log loses its beginning and for a follower."""
     snapshots_kept: int = 3
-    """Snapshots that are kept (R: maxSnapshotReservedNum)."""
+    """How many snapshots are kept (R: maxSnapshotReservedNum)."""
     snapshot_removes_log: bool = False
-    """Whether what a snapshot includes goes from the log, file by file. Otherwise somebody else decides how long the
-    log is kept, as a broker's retention does."""
+    """Whether entries that a snapshot includes are removed from the log, file by file. If not, something else decides
+    how long the log is kept, such as a broker's retention."""
     snapshot_log_kept_entries: int = 10
-    """The last included entries that stay then, for followers that are nearly up to date (R)."""
+    """The last included entries that are kept then, for followers that are nearly up to date (R)."""
     data_segment_size_bytes: int = 1024 * MEBIBYTE
     """Must be the same on all members: positions are part of the entries."""
     index_segment_size_bytes: int = 5 * 1024 * 1024 * 32
@@ -146,15 +147,15 @@ class DLedgerConfig:
     max_cached_bytes: int = 32 * MEBIBYTE
     """The newest entries kept in memory for followers that are nearly up to date and for readers."""
     max_pending_pushes: int = 1000
-    """Entries on their way to one peer (seeds S0, S2)."""
+    """Entries in flight to one peer (seeds S0, S2)."""
     push_pipeline_depth: int = 3
-    """Pushes under way to one peer: while one is being written, others are on their way there and back. What is
-    appended meanwhile shares the next one: one push for each would cost both sides more than the entries do."""
+    """Pushes in flight to one peer: while one is being written, others are on their way there and back. Entries that
+    are appended meanwhile share the next push: a push for each would cost both sides more than the entries do."""
     max_push_bytes: int = 256 * 1024
-    """Of entries in one push, unless a single one is larger: a few milliseconds of work for either side."""
+    """Bytes of entries in one push, unless a single entry is larger: a few milliseconds of work for either side."""
     peer_push_throttle_point_bytes: int = 300 * MEBIBYTE
     peer_push_quota_bytes: int = 20 * MEBIBYTE
-    """A peer that is further behind than the throttle point gets at most this much in a second."""
+    """A peer that is further behind than the throttle point gets at most this much per second."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -202,5 +203,5 @@ class DLedgerConfig:
 
     @property
     def max_entry_size_bytes(self) -> int:
-        """The largest entry, header included: it must leave room for a blank in a file of its own."""
+        """The largest entry, header included. Alone in a file, it must leave room for a blank's header."""
         return min(self.data_segment_size_bytes - 8, MAX_ENTRY_SIZE_BYTES)

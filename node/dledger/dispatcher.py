@@ -1,9 +1,9 @@
 """The leader's side of replication: one dispatcher for each peer, so that no peer holds up another (S0, S2).
 
-A dispatcher begins each of its leader's terms with COMPARE, makes the peer's log a prefix of its own with TRUNCATE
-where it must, then pushes entries with APPEND, several requests ahead of the answers, and with COMMIT what is
-committed while there is nothing to append. Comparing is a dialogue and has a task; appending takes one call for each
-thing that happens: an entry, an answer, the one timer.
+In each term that this member leads, a dispatcher starts with COMPARE and, if it must, makes the peer's log a prefix of
+its own with TRUNCATE. Then it pushes entries with APPEND, several requests ahead of the answers; while there is nothing
+to append, COMMIT tells the peer what is committed. Comparing is a dialogue and runs as a task; appending is driven by
+callbacks: one for each new entry, each answer, and the timer.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = ["EntryDispatcher"]
 logger = logging.getLogger("node.dledger.pusher")
 
 IDLE_COMMIT_FACTOR = 5
-"""While everything is confirmed, COMMIT is repeated only so many times more rarely: it then only serves to find a
-peer that has restarted without anybody noticing (dledger#61)."""
+"""Once the peer has confirmed everything, COMMIT is repeated this many times less often: then it only serves to detect
+a peer that has restarted unnoticed (dledger#61)."""
 
 
 ENTRY_COST_BYTES = 512
-"""What an entry counts for in the quota besides its bytes. Small messages cost both sides processor time rather than
-bandwidth: 20 MB/s of 128-byte bodies would be 75,000 entries a second, which took senders on the same machine two
-fifths of what they had."""
+"""What an entry counts for in the quota in addition to its bytes. Small messages cost both sides processor time rather
+than bandwidth: 20 MB/s of 128-byte bodies would be 75,000 entries a second, which cost senders on the same machine two
+fifths of their throughput."""
 
 MIN_WAIT_NS = 100_000
-"""Between two looks at what is due: the clock that counts may be a little slower than the timer."""
+"""The shortest wait before checking again what is due: the clock that decides may be slightly behind the timer's."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Entries on their way to the peer: up to `last_index`, sent last at `sent_ns`."""
+    """Entries in flight to the peer, up to `last_index`; last sent at `sent_ns`."""
 
     last_index: int
     count: int
@@ -57,7 +57,7 @@ class _Pending:
 
 
 class EntryDispatcher:
-    """Replicates to one peer while this member leads. `on_higher_term(term)` is told when the peer is ahead."""
+    """Replicates to one peer while this member leads. Calls `on_higher_term(term)` when the peer is in a later term."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class EntryDispatcher:
         self._confirmed_commit = -1
         self._is_refused = False
         self._is_running = False
-        self._is_patient = False
+        self._defers_commit = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._comparing: asyncio.Task[None] | None = None
@@ -104,12 +104,12 @@ class EntryDispatcher:
         self.entry_total = 0
 
     def start(self) -> None:
-        """Work from now on, whenever this member leads."""
+        """Start; from now on this replicates whenever this member leads."""
         self._is_running = True
         self.wake()
 
     async def stop(self) -> None:
-        """End; answers that are still to come change nothing any more."""
+        """Stop; later answers are ignored."""
         self._is_running = False
         self._epoch += 1
         if self._timer is not None:
@@ -121,7 +121,7 @@ class EntryDispatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """There may be something to do: an entry, a new term, a new role."""
+        """Check for work: there may be a new entry, term or role."""
         if not self._is_running or self._comparing is not None:
             return
         try:
@@ -130,43 +130,43 @@ class EntryDispatcher:
             if self._type is PushType.APPEND:
                 wait_ns = self._do_append()
                 if wait_ns is not None:
-                    self._look_again_in(wait_ns)
+                    self._wake_in(wait_ns)
             if self._type is not PushType.APPEND:
                 self._comparing = asyncio.get_running_loop().create_task(
                     self._compare(), name=f"dledger-compare-{self.peer_id}"
                 )
         except OSError as error:
             self._complaints.warn("disk", f"push to {self.peer_id}: cannot read the log: {error}")
-            self._look_again_in(self._timing.error_backoff_ms * 1_000_000)
+            self._wake_in(self._timing.error_backoff_ms * 1_000_000)
         except Exception:
             logger.exception("the dispatcher for %s met an error of its own", self.peer_id)
-            self._look_again_in(self._timing.error_backoff_ms * 1_000_000)
+            self._wake_in(self._timing.error_backoff_ms * 1_000_000)
 
     def committed(self) -> None:
-        """The committed index has advanced; the peer may be told sooner than was planned."""
-        if self._is_patient:
-            self._is_patient = False
+        """The committed index has advanced: if the next COMMIT was deferred (IDLE_COMMIT_FACTOR), plan it again."""
+        if self._defers_commit:
+            self._defers_commit = False
             self.wake()
 
     @property
     def type(self) -> PushType:
-        """What this dispatcher does at present."""
+        """The kind of push that this dispatcher sends now."""
         return self._type
 
     @property
     def pending_count(self) -> int:
-        """Entries on their way to the peer."""
+        """Entries in flight to the peer."""
         return self._pending_count
 
     # What to do, and when
 
-    def _look_again_in(self, wait_ns: int) -> None:
-        """Wake up then, if not before."""
+    def _wake_in(self, wait_ns: int) -> None:
+        """Call `wake` after `wait_ns`, or earlier if the timer is already set for an earlier time."""
         loop = asyncio.get_running_loop()
         when_s = loop.time() + max(wait_ns, MIN_WAIT_NS) / 1e9
         if self._timer is not None:
             if self._timer_s <= when_s:
-                return  # what is not due by then is waited for again
+                return  # what is not due by then sets the timer again
             self._timer.cancel()
         self._timer_s = when_s
         self._timer = loop.call_at(when_s, self._timer_fired)
@@ -176,7 +176,7 @@ class EntryDispatcher:
         self.wake()
 
     async def _compare(self) -> None:
-        """Compare, and truncate where that is needed, until entries can be appended or this member leads no more."""
+        """Compare, and truncate if needed, until entries can be appended or this member no longer leads."""
         try:
             while self._check_and_fresh_state() and self._type is not PushType.APPEND:
                 try:
@@ -197,13 +197,13 @@ class EntryDispatcher:
             self.wake()
 
     async def _back_off(self) -> None:
-        """Rest after an error (500 ms, S0); then begin with COMPARE if a comparison was under way."""
+        """Pause after an error (500 ms, S0); after one in TRUNCATE, go back to COMPARE."""
         await asyncio.sleep(self._timing.error_backoff_ms / 1000)
         if self._type is PushType.TRUNCATE:
             self._change_state(-1, PushType.COMPARE)
 
     def _check_and_fresh_state(self) -> bool:
-        """Whether this member leads; a new term begins with COMPARE."""
+        """Whether this member leads. In a new term, start with COMPARE."""
         if not self._state.is_leader:
             return False
         if self._term != self._state.term:
@@ -214,7 +214,7 @@ class EntryDispatcher:
         return True
 
     def _change_state(self, index: int, target: PushType) -> None:
-        """Go over to another kind of push; answers to earlier pushes no longer change the state."""
+        """Switch to another kind of push; answers to earlier pushes no longer change the state."""
         if self._type is not target:
             logger.info("push to %s: %s -> %s at %d", self.peer_id, self._type.name, target.name, index)
         self._type = target
@@ -230,8 +230,8 @@ class EntryDispatcher:
     # COMPARE and TRUNCATE
 
     async def _do_compare(self) -> bool:
-        """Find where the logs part, make the peer's a prefix of this one, and go over to APPEND. False when there is
-        nothing to compare."""
+        """Find where the logs diverge, make the peer's a prefix of this one, and switch to APPEND. Returns False if
+        there is nothing to compare."""
         store = self._store
         if store.ledger_end_index < 0:
             return False  # an empty cluster
@@ -266,8 +266,8 @@ class EntryDispatcher:
         return Comparison(begin=begin, end=end)
 
     async def _install_snapshot(self, index: int) -> bool:
-        """The peer's log is to begin where this one does: it needs the state of what came before. False when this
-        member's lead of the term has ended meanwhile."""
+        """The peer's log is to begin where this one does: bring it the state up to entry `index`. Returns False if this
+        member's leadership of the term has ended meanwhile."""
         epoch = self._epoch
         if self._snapshots is None or not await self._snapshots.send(self.peer_id, self._term, index, self._quota):
             return self._snapshots is None
@@ -284,7 +284,7 @@ class EntryDispatcher:
         self._change_state(index, PushType.APPEND)
 
     async def _ask(self, request: PushEntryRequest) -> PushEntryResponse | None:
-        """Push and wait; None when this member's lead of the term has ended meanwhile."""
+        """Push and wait; None if this member's leadership of the term has ended meanwhile."""
         epoch = self._epoch
         future: asyncio.Future[PushEntryResponse] = asyncio.get_running_loop().create_future()
         self._peers.push(self.peer_id, request, partial(settle, future))
@@ -296,7 +296,7 @@ class EntryDispatcher:
     # APPEND and COMMIT
 
     def _do_append(self) -> int | None:
-        """Push what can be pushed. Returns when to look again, in ns."""
+        """Push what can be pushed. Returns after how long to wake again, in ns; None if this is no longer APPEND."""
         now_ns = self._clock.monotonic_ns()
         self._check_leak(now_ns)
         resend_ns = self._check_append_response(now_ns)
@@ -335,7 +335,7 @@ class EntryDispatcher:
         self._peers.push(self.peer_id, request, partial(self._append_answered, request, self._epoch))
 
     def _append_answered(self, request: PushEntryRequest, epoch: int, answer: PushEntryResponse | PeerError) -> None:
-        """What the answer to an APPEND means."""
+        """Handle the answer to an APPEND."""
         if not self._is_running:
             return
         if isinstance(answer, PeerError):
@@ -357,8 +357,8 @@ class EntryDispatcher:
             self._complaints.warn("answer", f"push to {self.peer_id} was answered with {answer.code.name}")
 
     def _compare_again(self, epoch: int) -> None:
-        """The peer says that its log is not what this dispatcher thinks. Twice in a batch without any success in
-        between, rest first: something is wrong that comparing does not mend."""
+        """The peer's log is not what this dispatcher assumed: compare again. If this happens twice without a success in
+        between, pause first: something is wrong that comparing does not fix."""
         if epoch != self._epoch or self._type is not PushType.APPEND or self._resting is not None:
             return
         if self._is_refused:
@@ -379,10 +379,11 @@ class EntryDispatcher:
             self.wake()
 
     def _do_commit(self, now_ns: int) -> int:
-        """Tell the peer what is committed, when nothing else has for a while. Returns when to look again, in ns."""
+        """Send a COMMIT if no push has told the peer the committed index for a while. Returns the wait until the next
+        one, in ns."""
         interval_ns = self._timing.commit_interval_ms * 1_000_000
-        self._is_patient = not self._pending and self._confirmed_commit >= self._store.committed_index
-        if self._is_patient:
+        self._defers_commit = not self._pending and self._confirmed_commit >= self._store.committed_index
+        if self._defers_commit:
             interval_ns *= IDLE_COMMIT_FACTOR
         due_ns = self._last_commit_ns + interval_ns
         if now_ns < due_ns:
@@ -407,7 +408,8 @@ class EntryDispatcher:
             self._compare_again(epoch)
 
     def _check_append_response(self, now_ns: int) -> int | None:
-        """Push the oldest unanswered entries again after a timeout. Returns when that is due, in ns."""
+        """Push the oldest unanswered entries again after a timeout. Returns how long until that is due, in ns; None if
+        nothing is unanswered."""
         if not self._pending:
             return None
         first_index = min(self._pending)
@@ -429,12 +431,12 @@ class EntryDispatcher:
         return timeout_ns
 
     def _compare_from_begin(self) -> None:
-        """What the peer lacks is no longer in this log: it has to begin again where the log does now."""
+        """The entries that the peer lacks are no longer in this log: the peer's log must begin where this one does."""
         logger.warning("push to %s: entries from %d on are gone", self.peer_id, self._write_index)
         self._change_state(-1, PushType.COMPARE)
 
     def _check_leak(self, now_ns: int) -> None:
-        """Drop pending entries that are acknowledged by now, at intervals and when there is no room (1 s, S0)."""
+        """Drop pending entries that are acknowledged by now, at intervals (1 s, S0) and whenever there is no room."""
         interval_ns = self._timing.leak_check_interval_ms * 1_000_000
         is_full = self._pending_count >= self._config.max_pending_pushes
         if is_full or now_ns - self._last_leak_check_ns >= interval_ns:
@@ -447,9 +449,10 @@ class EntryDispatcher:
             self._pending_count -= self._pending.pop(first_index).count
 
     def _check_quota(self) -> int:
-        """How long to wait before pushing more, in ns: a peer that is far behind must not take all there is.
+        """How long to wait before pushing more, in ns: a peer that is far behind must not take all the capacity.
 
-        Only one that is more than a thousand entries and the throttle point in bytes behind is held to the quota.
+        The quota applies only to a peer that is behind by more than `max_pending_pushes` entries and by at least
+        `peer_push_throttle_point_bytes`.
         """
         store = self._store
         if store.ledger_end_index - self._write_index <= self._config.max_pending_pushes:

@@ -1,4 +1,4 @@
-"""Small files with a CRC: the member's state and the checkpoint. Two lines, the CRC of the second one and JSON."""
+"""Small files with a CRC: the member's state and the checkpoint. Two lines: the CRC of the second line, and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DamagedDocument", "decode_document", "encode_document"]
 
 
 class DamagedDocument(Exception):
-    """The bytes are not a document that `encode_document` made."""
+    """The bytes are not a document as `encode_document` makes them."""
 
 
 def encode_document(content: dict[str, Any]) -> bytes:

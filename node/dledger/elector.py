@@ -1,18 +1,18 @@
 """Who leads: candidates, votes, heartbeats (R's DLedgerLeaderElector, made safe).
 
-One task sleeps until the next deadline of the present role: the end of the leader's lease (follower), the next round of
-votes (candidate), the next heartbeat or the end of the quorum's patience (leader). Messages wake it.
+One task sleeps until the next deadline of the current role: the end of the leader's lease (follower), the next round of
+votes (candidate), the next heartbeat or the time at which the quorum counts as lost (leader). Messages wake it.
 
 Beyond what DLedger does:
 
-- A member leads a term at most once. DLedger's first round after a lost leader asks for votes in the same term, and
-  so a leader that lost entries in a crash may lead its old term again and number other entries alike. Here a
-  round in a term in which this member may have led before is a question only (it is what others call a pre-vote):
-  winning it leads to a real round in the next term.
+- A member leads a term at most once. In DLedger, the first round after the loss of a leader asks for votes in the same
+  term, so a leader that lost entries in a crash may lead its old term again and give their numbers to other entries.
+  Here, a round in a term in which this member may have led before is only a pre-vote: winning it leads to a real round
+  in the next term.
 - A member that heard its leader within the lease, or that has just restarted and cannot know, votes for nobody
-  else. So a member that comes back with a greater term deposes nobody by asking for votes; a leader that meets its
-  greater term enters it and is elected again (dledger#325). It also is what makes lease reads safe.
-- A vote is judged and recorded under a lock, and what would change the log waits for that.
+  else. So a member that comes back with a greater term deposes nobody by asking for votes; a leader that meets this
+  greater term enters it and is elected again (dledger#325). This also makes lease reads safe.
+- A vote is judged and recorded under a lock, and requests that would change the log wait for it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["LeaderElector"]
 logger = logging.getLogger("node.dledger.elector")
 
 ERROR_PAUSE_S = 0.5
-"""After an error of this task's own, or of the disk that was to take a vote."""
+"""Pause after an unexpected error in this task, or after the disk has refused a term or vote."""
 
 
 class LeaderElector:
-    """Runs elections for one member. `on_elected(term)` is called when this member has become leader, before anybody
-    is told; when it raises, the lead is given up."""
+    """Runs elections for one member. `on_elected(term)` is called when this member has become leader, before this is
+    announced; if it raises DLedgerError or OSError, the member steps down."""
 
     def __init__(
         self,
@@ -71,17 +71,17 @@ class LeaderElector:
         self._transferred_term = -1
         self._round_over = asyncio.Event()
         self.leadership: Leadership | None = None
-        """The present lead; None when this member does not lead."""
+        """The current leadership; None when this member does not lead."""
         state.members.add_listener(self._members_changed)
 
     def start(self) -> None:
-        """Begin as a candidate. A member with a past first lets a lease go by, in which it may have promised not
-        to vote; one that has always been alone in its group has promised nobody anything."""
+        """Start as a candidate. A restarted member first waits for one lease, during which it may still be bound to a
+        leader; one that has always been alone in its group is bound to nobody."""
         now_ns = self._clock.monotonic_ns()
         self._next_vote_ns = now_ns
         if self._state.is_new:
             self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
-        elif self._state.peer_ids or self._state.members.index >= 0:  # who left it alone may read by a lease
+        elif self._state.peer_ids or self._state.members.index >= 0:  # a former member may still read by lease
             self._votes_from_ns = now_ns + self._timing.lease_ms * 1_000_000
             self._next_vote_ns = self._votes_from_ns
         if self._state.peer_ids:
@@ -89,7 +89,7 @@ class LeaderElector:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-elector")
 
     async def stop(self) -> None:
-        """Give up a lead and take part in nothing any more."""
+        """Give up leadership, if this member leads, and take no further part in elections."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -100,7 +100,7 @@ class LeaderElector:
     # Requests of others
 
     async def handle_vote(self, request: VoteRequest) -> VoteResponse:
-        """Judge a request for this member's vote; an accepted one is durable before this returns.
+        """Judge a request for this member's vote; a granted vote is durable before this returns.
         Raises OSError when the disk refuses the term or the vote."""
         async with self._state.lock:
             result = self.judge_vote(request)
@@ -120,7 +120,7 @@ class LeaderElector:
         )
 
     def judge_vote(self, request: VoteRequest) -> VoteResult:
-        """What this member says to a candidate, in R's order with `is_bound_to_another` put in. Changes nothing."""
+        """The answer to a candidate: R's checks in R's order, with `is_bound_to_another` inserted. Changes nothing."""
         state = self._state
         candidate = request.leader_id
         if not state.is_member(candidate):
@@ -143,7 +143,7 @@ class LeaderElector:
         return VoteResult.ACCEPT
 
     def judge_log(self, ledger_end_term: int, ledger_end_index: int) -> VoteResult | None:
-        """The election restriction (Raft 5.4.1): why a log with this end is not enough; None when it is.
+        """The election restriction (Raft 5.4.1): the reason to reject a log with this end; None if it is up to date.
 
         Compared with the end in memory: an entry that this member is about to acknowledge counts already.
         """
@@ -155,13 +155,13 @@ class LeaderElector:
         return None
 
     def may_vote_for(self, candidate: str) -> bool:
-        """One vote in a term."""
+        """Whether the one vote of the current term is unused or already given to `candidate`."""
         return self._state.voted_for in (None, candidate)
 
     def is_bound_to_another(self, candidate: str) -> bool:
-        """Whether this member stands by a leader other than `candidate`, or has just restarted and may.
+        """Whether this member is bound by a lease to a leader other than `candidate`, or has just restarted and may be.
 
-        A leader that asks for votes leads no more, so its followers need not wait for their lease to end.
+        A leader that asks for votes no longer leads, so its followers need not wait for their lease to end.
         """
         state = self._state
         now_ns = self._clock.monotonic_ns()
@@ -172,7 +172,7 @@ class LeaderElector:
         return state.is_follower and state.leader_id != candidate and not self._lease_is_over(now_ns)
 
     def answer_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse | None:
-        """What `handle_heartbeat` would return, at once; None when it has to wait for something."""
+        """The answer of `handle_heartbeat` if it needs no waiting, or None."""
         if not self._state.follows(request.term, request.leader_id):
             return None
         self._leader_heard_ns = self._clock.monotonic_ns()
@@ -198,7 +198,7 @@ class LeaderElector:
         )
 
     async def meet_leader(self, term: int, leader_id: str) -> DLedgerCode:
-        """Somebody says that it leads `term`: SUCCESS when this member follows it, else what is wrong.
+        """`leader_id` claims to lead `term`. Returns SUCCESS if this member follows it, else the error.
 
         A newer term is entered, durably, before TERM_NOT_READY is returned. Raises OSError.
         """
@@ -227,8 +227,8 @@ class LeaderElector:
         return DLedgerCode.SUCCESS
 
     async def _give_vote_to_leader(self, term: int, leader_id: str) -> None:
-        """Whoever follows a leader votes for nobody else in its term: those who have not elected it may be a majority
-        once the group has changed."""
+        """Record a follower's vote for its leader, so that it votes for nobody else in this term: members that did not
+        elect the leader may be a majority once the group has changed."""
         async with self._state.lock:
             if self._state.term == term and self._state.leader_id is None:
                 await self._state.record_vote(leader_id)
@@ -243,17 +243,17 @@ class LeaderElector:
         self._wake.set()
 
     def step_down(self, term: int, reason: str) -> None:
-        """Give up the lead of `term`, if it is still the present one."""
+        """Give up leadership of `term`, if this member still holds it."""
         if self._state.is_leader and self._state.term == term:
             self._become_candidate(reason)
 
     def give_up(self, term: int, successor: str) -> None:
-        """Give up the lead of `term` so that `successor` may take it, and stand back for a lease meanwhile."""
+        """Give up leadership of `term` so that `successor` can take it, and do not stand for election for a lease."""
         self.step_down(term, f"{successor} is to take over")
         self._next_vote_ns = self._clock.monotonic_ns() + self._timing.lease_ms * 1_000_000 + self._vote_pause_ns()
 
     def take_over(self, term: int) -> None:
-        """The leader of `term`, which this member follows, has given up in its favour: stand at once."""
+        """The leader of `term`, which this member follows, has given up in its favour: stand for election at once."""
         self._transferred_term = term
         self._become_candidate(f"{self._state.leader_id} has given up the lead")
         self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
@@ -290,7 +290,7 @@ class LeaderElector:
                     pass
 
     def _follow(self) -> int:
-        """Wait for the end of the leader's lease; then stand. Returns how long to sleep, in ns."""
+        """Wait for the end of the leader's lease; then become a candidate. Returns how long to sleep, in ns."""
         now_ns = self._clock.monotonic_ns()
         if not self._lease_is_over(now_ns):
             return self._leader_heard_ns + self._timing.lease_ms * 1_000_000 - now_ns
@@ -300,7 +300,7 @@ class LeaderElector:
         return 0
 
     def _lead(self) -> int:
-        """Send heartbeats; step down without a quorum or a disk. Returns how long to sleep, in ns."""
+        """Send heartbeats; step down if the quorum is lost or the disk stalled. Returns how long to sleep, in ns."""
         leadership = self.leadership
         assert leadership is not None
         now_ns = self._clock.monotonic_ns()
@@ -316,7 +316,7 @@ class LeaderElector:
         return max(next_ns - now_ns, 1)
 
     def must_step_down(self, leadership: Leadership) -> bool:
-        """Steps down, and says so, when no quorum has answered for a lease or the disk stores nothing."""
+        """Step down, and return True, if no quorum has answered for a lease or the disk is stalled."""
         if not leadership.holds_quorum():
             self._become_candidate("no quorum has answered for a lease")
             return True
@@ -359,13 +359,14 @@ class LeaderElector:
         return 0
 
     def _may_stand(self) -> bool:
-        """Whoever does not belong to the group cannot lead it. But while the entry that says so may be uncommitted, the
-        others may need this member, whose log is longer, to get it (Ongaro's thesis, 4.2.2)."""
+        """A member outside the group cannot lead it. But while the entry that puts it outside may be uncommitted, the
+        others may need this member, whose log is longer, to get that entry (Ongaro's thesis, 4.2.2)."""
         members = self._state.members
         return members.includes_self or members.index > self._store.committed_index
 
     async def _ask_for_votes(self) -> tuple[VoteOutcome | None, bool, bool]:
-        """One round; becomes leader when it is won. No outcome when it was overtaken by events."""
+        """Run one round of votes; if it is won, become leader. Returns the outcome, or None if this member now leads or
+        the round was overtaken by events, with the tally's `has_leader` and `has_longer_ledgers`."""
         state = self._state
         async with state.lock:
             if not state.is_candidate:
@@ -404,12 +405,12 @@ class LeaderElector:
         return VoteResult.ACCEPT
 
     def may_lead(self, term: int) -> bool:
-        """Whether this member gave itself its vote of `term` in this life and has not led since: then it has
-        written no entry of `term` yet, and may."""
+        """Whether this member has voted for itself in `term` since it started and has not led since: then it has not
+        written any entry of `term` yet."""
         return self._electable_term == term
 
     async def _collect_votes(self, tally: VoteTally, term: int) -> None:
-        """Ask all peers at once, until the answers or other events decide, or it takes too long."""
+        """Ask all peers in parallel, until the answers or other events decide the round, or it times out."""
         decided = self._round_over = asyncio.Event()
 
         async def ask(peer: str) -> None:
@@ -447,7 +448,7 @@ class LeaderElector:
     # Changes of role
 
     async def _enter_term(self, term: int, reason: str) -> None:
-        """Leave what this member is doing and enter a newer term, durably; the caller holds the lock."""
+        """Leave the current role and enter a newer term, durably; the caller holds the lock."""
         state = self._state
         if term <= state.term:
             return
@@ -505,5 +506,5 @@ class LeaderElector:
     def _vote_pause_ns(self) -> int:
         pause_ms = self._random.randint(self._timing.min_vote_interval_ms, self._timing.max_vote_interval_ms)
         if not self._state.members.includes_self:
-            pause_ms += self._timing.lease_ms  # who is to remain goes first
+            pause_ms += self._timing.lease_ms  # members of the group go first
         return 1_000_000 * pause_ms

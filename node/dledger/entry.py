@@ -1,4 +1,4 @@
-"""One entry of the replicated log, bit for bit as it lies on the disk and travels between members.
+"""One entry of the replicated log: the same bytes on disk and between members.
 
 All integers are big-endian:
 
@@ -15,17 +15,17 @@ All integers are big-endian:
         48     .  body
 
 The chain CRC covers the header before it, the body's CRC and length, and, as its seed, the chain CRC of the
-entry before. Two logs whose entries at an index have the same chain CRC are therefore equal up to there (but for
-a chance of one in four thousand million), and a changed bit anywhere in an entry breaks one of the two CRCs.
-The first entry of a whole log is seeded with 0.
+previous entry. Two logs whose entries at an index have the same chain CRC are therefore equal up to that index (but
+for a chance of one in four thousand million), and a changed bit anywhere in an entry breaks one of the two CRCs.
+The chain CRC of the very first entry (index 0) is seeded with 0.
 
-An entry never crosses the end of a file. What is left there is filled by a blank: magic -1, the size of what is
-left, zeros. So much is always left that a blank's eight bytes fit (seeds S0, S2 for the fields; R for the blank).
+An entry never crosses the end of a file. The rest of the file is filled by a blank: magic -1, the size of the rest,
+zeros. There is always room for the blank's first eight bytes (seeds S0, S2 for the fields; R for the blank).
 
-Behind the last entry there may be a *tail mark*: 32 bytes with magic -2 that are no part of the log, differ from
-node to node, and are overwritten by the next entry. It says up to where the log was durable when it was written
-together with the entries before it. What lies below that position cannot have been torn by a power cut: if it does
-not read back, the disk has damaged it.
+After the last entry there may be a *tail mark*: 32 bytes with magic -2 that are not part of the log, differ from node
+to node, and are overwritten by the next entry. It records up to which position the log was durable when the mark was
+written, together with the entries before it. Bytes below that position cannot have been torn by a power cut: if they do
+not read back, the disk has damaged them.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ TAIL_MARK_SIZE_BYTES = 32
 HEADER = struct.Struct(">iiqqqiIIi")
 """The whole header, in the order of its fields."""
 HEAD = struct.Struct(">iiqqqi")
-"""What comes before the chain CRC."""
+"""The fields before the chain CRC."""
 BODY_FIELDS = struct.Struct(">Ii")
-"""What comes behind it."""
+"""The fields after the chain CRC: the body's CRC and length."""
 CHAIN = struct.Struct(">I")
 _CHAIN_AT = HEAD.size
 _BODY_FIELDS_AT = _CHAIN_AT + CHAIN.size
@@ -82,13 +82,13 @@ MAGICS = frozenset((NORMAL_MAGIC, NOOP_MAGIC, CONFIG_MAGIC))
 
 
 class BadEntry(Exception):
-    """Bytes that are not the entry they should be; the text says what is wrong with them."""
+    """Bytes that are not the entry they should be; the message says what is wrong with them."""
 
 
 class Entry(NamedTuple):
     """An entry and its encoding. Two are equal only if every byte is."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     term: int
     pos: int
     magic: int
@@ -102,7 +102,7 @@ class Entry(NamedTuple):
 
     @property
     def end_pos(self) -> int:
-        """Position behind the last byte."""
+        """Position after the last byte."""
         return self.pos + len(self.raw)
 
     @property
@@ -116,12 +116,12 @@ class Entry(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether the body is a message; no-ops and configurations are the log's own."""
+        """Whether the body is a message; no-ops and configurations belong to the log itself."""
         return self.magic == NORMAL_MAGIC
 
 
 def encode_entry(*, magic: int, index: int, term: int, pos: int, previous_chain_crc: int, body: bytes) -> Entry:
-    """A new entry. `previous_chain_crc` is that of the entry before, 0 for the first of a whole log."""
+    """A new entry. `previous_chain_crc` is that of the previous entry, 0 for the entry with index 0."""
     head = HEAD.pack(magic, HEADER_SIZE_BYTES + len(body), index, term, pos, 0)
     body_fields = BODY_FIELDS.pack(zlib.crc32(body), len(body))
     chain_crc = zlib.crc32(body_fields, zlib.crc32(head, previous_chain_crc))
@@ -132,8 +132,8 @@ def encode_entry(*, magic: int, index: int, term: int, pos: int, previous_chain_
 def parse_entry(data: bytes, offset: int = 0, previous_chain_crc: int | None = None) -> Entry:
     """The entry that begins at `offset` of `data`.
 
-    Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that it continues the
-    entry before. Raises BadEntry, also when `data` ends too early.
+    Checks everything that the bytes alone can prove and, given `previous_chain_crc`, that the entry continues the
+    previous one. Raises BadEntry, also if `data` ends too early.
     """
     if len(data) - offset < HEADER_SIZE_BYTES:
         raise BadEntry(f"{len(data) - offset} bytes are no entry header")
@@ -153,8 +153,8 @@ def parse_entry(data: bytes, offset: int = 0, previous_chain_crc: int | None = N
 
 
 def parse_entries(data: bytes, previous_chain_crc: int | None = None) -> list[Entry]:
-    """The entries that fill `data`, each the successor of the one before in index, position and chain, of a
-    term that is not smaller. `previous_chain_crc` as in `parse_entry`. Raises BadEntry.
+    """The entries that fill `data`. Each must follow the previous one in index, position and chain, and its term must
+    not be smaller. `previous_chain_crc` as in `parse_entry`. Raises BadEntry.
     """
     entries: list[Entry] = []
     offset = 0
@@ -171,7 +171,7 @@ def parse_entries(data: bytes, previous_chain_crc: int | None = None) -> list[En
 
 
 def entry_at(data: bytes, start: int, end: int) -> Entry:
-    """The entry that is known to lie from `start` to `end` of `data`; nothing is checked."""
+    """The entry known to lie in `data` from `start` to `end`; nothing is checked."""
     magic, _, index, term, pos, _, chain_crc, _, _ = HEADER.unpack_from(data, start)
     return Entry(index, term, pos, magic, chain_crc, data if not start and end == len(data) else data[start:end])
 
@@ -182,12 +182,12 @@ def _chain_crc(raw: bytes, previous_chain_crc: int) -> int:
 
 
 def blank(size_bytes: int) -> bytes:
-    """What fills the last `size_bytes` (at least 8) bytes of a file."""
+    """The blank that fills the last `size_bytes` (at least 8) bytes of a file."""
     return _BLANK.pack(BLANK_MAGIC, size_bytes) + bytes(size_bytes - BLANK_HEADER_SIZE_BYTES)
 
 
 def blank_size_at(data: bytes, offset: int) -> int | None:
-    """The size that a blank at `offset` claims; None when there is none."""
+    """The size that a blank at `offset` claims; None if there is no blank."""
     if len(data) - offset < BLANK_HEADER_SIZE_BYTES:
         return None
     magic, size_bytes = _BLANK.unpack_from(data, offset)
@@ -201,7 +201,7 @@ def tail_mark(position: int, durable_position: int) -> bytes:
 
 
 def tail_mark_at(data: bytes, offset: int, position: int) -> int | None:
-    """The durable position that a tail mark at `offset`, which is `position` of the log, gives; None if none."""
+    """The durable position in the tail mark at `offset`, which is `position` of the log; None if there is no mark."""
     if offset < 0 or len(data) - offset < TAIL_MARK_SIZE_BYTES:
         return None
     magic, size_bytes, own_position, durable_position, crc = _MARK.unpack_from(data, offset)

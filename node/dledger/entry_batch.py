@@ -1,10 +1,10 @@
-"""Entries that follow each other, as one piece: what is appended, written, pushed and cut together.
+"""Consecutive entries as one unit, which is appended, written, pushed and cut as a whole.
 
-What a client sends as a batch is one, and so is what a leader pushes at once. Its bytes are those of its entries, one
-behind the other as they lie in a file and travel between members, so that nobody who passes them on looks at a single
-entry. Whoever makes a batch or takes one from outside goes through it once: what the entries' headers say is verified
-there, and their units of the index are packed there as well. `node.dledger.entry` says what an entry is; it can do the
-same for one entry at a time, which the tests hold against this.
+The messages of a client's batch become one, and so do the entries that a leader pushes at once. Its bytes are those of
+its entries in sequence, as in a file and between members, so that code which passes a batch on need not look at single
+entries. A batch is traversed only once, when it is encoded or parsed: this verifies the entries' headers (when parsed)
+and packs their index units. `node.dledger.entry` defines an entry and does the same for one entry at a time; the tests
+compare the two.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from node.store.checksummed import crcs_of
 __all__ = ["BODY_PREFIX", "EntryBatch", "batch_of", "encode_batch", "join_batches", "parse_batches", "scan_batch"]
 
 BODY_PREFIX = "i36xI4x"
-"""A header, big-endian, for the `struct` of whoever reads it and the body behind it in one go: the entry's magic, and
-the CRC-32 of its body."""
+"""`struct` codes of a header, big-endian, for reading it together with the body after it: they give the entry's magic
+and the CRC-32 of its body."""
 
 _CHAIN_AT = HEAD.size
 _BODY_FIELDS_AT = _CHAIN_AT + CHAIN.size
 _LARGE_BYTES = 2048
-"""Of a body: from here on a view of it is cheaper than a copy."""
+"""From this body size on, a view is cheaper than a copy."""
 
 
 class EntryBatch:
-    """At least one entry; each begins where the one before ends, in the same file, and has the next index.
+    """At least one entry; each begins where the previous one ends, in the same file, and has the next index.
 
-    `ends` says for each where it ends in `raw`; `units` are their units of the index, packed; `term` and `chain_crc`
-    are the last one's, and `changes` are those that change the group. Nothing of a batch changes any more.
+    `ends` holds each entry's end in `raw`; `units` are their packed index units; `term` and `chain_crc` are those of
+    the last entry, and `changes` are the entries that change the group. A batch is never modified.
     """
 
     __slots__ = (
@@ -72,22 +72,22 @@ class EntryBatch:
         self.changes = changes
         self.last_index = first_index + len(ends) - 1
         self.end_pos = pos + len(raw)
-        """Position behind the last byte."""
+        """Position after the last byte."""
 
     prefix_bytes = HEADER_SIZE_BYTES
-    """Of each entry, before its body."""
+    """Size of each entry's header, which precedes its body."""
 
     def number_of(self, index: int) -> int:
-        """The place of an entry in the batch, 0 for the first."""
+        """An entry's number within the batch, 0 for the first."""
         return index - self.first_index
 
     def index_behind(self, count: int) -> int:
-        """Index of the entry that follows on the first `count`."""
+        """Index of the entry after the first `count`."""
         return self.first_index + count
 
     @property
     def is_uniform(self) -> bool:
-        """Whether it is known that all its entries are of one size."""
+        """Whether all entries are known to have the same size."""
         return isinstance(self.ends, range) or len(self.ends) == 1
 
     @property
@@ -97,7 +97,7 @@ class EntryBatch:
         return self.pos + ends[-2] if len(ends) > 1 else self.pos
 
     def continues(self, previous_chain_crc: int) -> bool:
-        """Whether the first entry, whose own bytes were verified, is the successor of one with this chain CRC."""
+        """Whether the first entry, whose own bytes are verified, follows an entry with this chain CRC."""
         raw = self.raw
         head_crc = zlib.crc32(raw[:_CHAIN_AT], previous_chain_crc)
         chain_crc: int = CHAIN.unpack_from(raw, _CHAIN_AT)[0]
@@ -115,7 +115,7 @@ class EntryBatch:
         return [self.entry(index) for index in range(self.first_index, self.first_index + len(self.ends))]
 
     def end_of(self, index: int) -> int:
-        """Position behind an entry."""
+        """Position after an entry."""
         return self.pos + self.ends[index - self.first_index]
 
     def term_of(self, index: int) -> int:
@@ -165,7 +165,7 @@ def batch_of(entry: Entry) -> EntryBatch:
 
 
 def join_batches(batches: Sequence[EntryBatch]) -> EntryBatch:
-    """One batch of several that follow each other in one file."""
+    """Join batches that follow each other in one file."""
     first, last = batches[0], batches[-1]
     raw, units = b"".join([batch.raw for batch in batches]), b"".join([batch.units for batch in batches])
     changes = [entry for batch in batches for entry in batch.changes]
@@ -180,12 +180,13 @@ def join_batches(batches: Sequence[EntryBatch]) -> EntryBatch:
 def encode_batch(
     magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
 ) -> EntryBatch:
-    """New entries with these bodies, the first with `index` at `pos`. Arguments as of `encode_entry`."""
+    """New entries with these bodies, the first with `index` at `pos`. Arguments as for `encode_entry`."""
     if len(bodies) >= LEAST_ENTRIES and magic != CONFIG_MAGIC and len(set(map(len, bodies))) == 1:
-        even = encode_uniform(magic, index, term, pos, previous_chain_crc, bodies)
-        if even is not None:
+        uniform = encode_uniform(magic, index, term, pos, previous_chain_crc, bodies)
+        if uniform is not None:
+            raw, index_units, last_crc = uniform
             size = HEADER_SIZE_BYTES + len(bodies[0])
-            return EntryBatch(index, pos, even[0], range(size, len(even[0]) + 1, size), even[1], term, even[2])
+            return EntryBatch(index, pos, raw, range(size, len(raw) + 1, size), index_units, term, last_crc)
     crc32, pack_head, pack_chain, pack_fields = zlib.crc32, HEAD.pack, CHAIN.pack, BODY_FIELDS.pack
     pack_unit = UNIT.pack
     chain_crc, number, at = previous_chain_crc, index, pos
@@ -204,7 +205,7 @@ def encode_batch(
         number += 1
         ends.append(at - pos)
     raw = b"".join(pieces)
-    if len(ends) == 1:  # what holds only numbers costs no garbage collection
+    if len(ends) == 1:  # tuples of numbers cost no garbage collection
         batch = EntryBatch(index, pos, raw, (len(raw),), units[0], term, chain_crc)
     else:
         batch = EntryBatch(index, pos, raw, ends, b"".join(units), term, chain_crc)
@@ -214,8 +215,8 @@ def encode_batch(
 
 
 def parse_batches(data: bytes, previous_chain_crc: int | None = None) -> list[EntryBatch]:
-    """The entries that fill `data`, each the successor of the one before in index, position and chain, of a term that
-    is not smaller: one batch, or more where files end in between. `previous_chain_crc` as in `parse_entry`. Raises
+    """The entries that fill `data`, in one batch, or more if a file ends in between. Each must follow the previous one
+    in index, position and chain, and its term must not be smaller. `previous_chain_crc` as in `parse_entry`. Raises
     BadEntry."""
     batches: list[EntryBatch] = []
     offset, chain_crc = 0, previous_chain_crc
@@ -235,15 +236,15 @@ def parse_batches(data: bytes, previous_chain_crc: int | None = None) -> list[En
 def scan_batch(
     data: bytes, offset: int = 0, previous_chain_crc: int | None = None, *, most: int | None = None
 ) -> tuple[EntryBatch | None, str]:
-    """The batch that begins at `offset` of `data`, of at most `most` entries, and what ends it: "" where that is the
-    end of `data`, `most`, or a gap between positions. None where not even the first entry is one.
+    """The batch of at most `most` entries that begins at `offset` of `data`, and the problem that ended it: "" if that
+    was the end of `data`, `most`, or a gap between positions. The batch is None if even the first entry is bad.
 
-    Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that the first entry continues
-    the one before.
+    Checks everything that the bytes alone can prove and, given `previous_chain_crc`, that the first entry continues the
+    previous one.
     """
-    even = scan_uniform(data, offset, previous_chain_crc) if most is None else None
-    if even is not None:
-        size, index_units, term, last_crc = even
+    uniform = scan_uniform(data, offset, previous_chain_crc) if most is None else None
+    if uniform is not None:
+        size, index_units, term, last_crc = uniform
         index, pos = HEADER.unpack_from(data, offset)[2], HEADER.unpack_from(data, offset)[4]
         whole = data[offset:] if offset else data
         return EntryBatch(index, pos, whole, range(size, len(whole) + 1, size), index_units, term, last_crc), ""
@@ -292,7 +293,7 @@ def scan_batch(
 
 
 def _problem(data: bytes, offset: int) -> str:
-    """What is wrong with the header of an entry at `offset`; "" where nothing is."""
+    """What is wrong with the header of an entry at `offset`; "" if nothing is."""
     magic, size, index, term, pos, channel, _, _, body_size = HEADER.unpack_from(data, offset)
     if magic not in MAGICS:
         return f"magic {magic} is unknown"

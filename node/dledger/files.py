@@ -6,8 +6,8 @@
     <data_dir>/dledger/member_state                term and vote (`member_state.py`)
 
 Below the committed position the bytes of `data` are the same on every member. The data files are the log; only they
-are synced before an entry is acknowledged. Index and checkpoint never claim more than is durable, so whatever is
-cut off the log is first taken out of the checkpoint and the index.
+are synced before an entry is acknowledged. Index and checkpoint never claim more than is durable, so entries that are
+cut off the log are removed from the checkpoint and the index first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["Checkpoint", "LedgerCorrupt", "LedgerFiles"]
 
 
 class LedgerCorrupt(OSError):
-    """Bytes of the log that had been durable are gone or not what was written. Never served, never cut off.
+    """Bytes of the log that were durable are missing or differ from what was written. Never served, never cut off.
 
-    `path` and `offset_bytes` say where. An OSError (EBADMSG), because to a reader it is one: the disk has not given
-    back what it was given.
+    `path` and `offset_bytes` say where. An OSError (EBADMSG), because to a reader it is one: the disk has not returned
+    what was written to it.
     """
 
     def __init__(self, path: str, offset_bytes: int, problem: str) -> None:
@@ -47,24 +47,24 @@ class LedgerCorrupt(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A lower bound of what is committed, and of what is durable. Never ahead of the data files."""
+    """Lower bounds of the committed and the durable part of the log. Never ahead of the data files."""
 
     committed_index: int = -1
     durable_index: int = -1
     durable_pos: int = 0
     begin_pos: int = 0
     members: tuple[tuple[int, dict[str, str]], ...] = ()
-    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups. Of later ones
-    only what is known to be committed."""
+    """The groups that entries up to `durable_index` define, with the entries' indices; of later entries, only the
+    groups known to be committed."""
 
     @property
     def is_of_reset(self) -> bool:
-        """Whether it was written by `LedgerFiles.reset`: the log begins anew at `begin_pos`, and holds nothing yet."""
+        """Whether it was written by `LedgerFiles.reset`: the log begins anew at `begin_pos`, and is still empty."""
         return self.durable_index < 0 < self.durable_pos
 
     @classmethod
     def from_document(cls, content: dict[str, Any]) -> Checkpoint:
-        """Raises DamagedDocument where a field is missing or no number."""
+        """Raises DamagedDocument if a field is missing or not a number."""
         values = {}
         for name in ("committed_index", "durable_index", "durable_pos", "begin_pos"):
             value = content.get(name)
@@ -85,7 +85,7 @@ def _members(content: Any) -> tuple[tuple[int, dict[str, str]], ...]:
 
 
 class LedgerFiles:
-    """Reads and changes the files. Data operations come one after the other, index operations and checkpoints take
+    """Reads and changes the files. Data operations run one at a time; index operations and checkpoints take
     `index_lock`."""
 
     def __init__(self, config: DLedgerConfig, disk: Disk) -> None:
@@ -98,9 +98,9 @@ class LedgerFiles:
         self.index = LogIndex(self._index_file)
         self.index_lock = asyncio.Lock()
         self.checkpoint = Checkpoint()
-        """As it was last written with success, or found."""
-        self._may_be_another = False
-        """Whether a write that failed may have put another one into its place: the sync of the directory comes last."""
+        """The checkpoint last written successfully, or found on disk."""
+        self._file_may_differ = False
+        """Whether a failed write may have replaced the file nevertheless: the sync of the directory comes last."""
 
     @property
     def checkpoint_path(self) -> str:
@@ -113,7 +113,7 @@ class LedgerFiles:
         self._index_file.open()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint as it was last written; None when there is none. Raises LedgerCorrupt, OSError."""
+        """The checkpoint as last written; None if none exists. Raises LedgerCorrupt, OSError."""
         if not self._disk.exists(self.checkpoint_path):
             return None
         try:
@@ -127,8 +127,8 @@ class LedgerFiles:
         return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
 
     def begin_write(self, batches: list[EntryBatch], on_done: Ended, *, sync: bool) -> None:
-        """Write entries that continue the log, with the blanks between them; `on_done` is told of the end, in a later
-        turn of the loop. Raises OSError, and then `on_done` is not called."""
+        """Write entries that continue the log, with the blanks between them; `on_done` is called when the write has
+        ended, in a later turn of the event loop. If this raises OSError, `on_done` is not called."""
         data = self.data
         position = data.end_position
         if len(batches) == 1 and batches[0].pos == position:
@@ -145,7 +145,7 @@ class LedgerFiles:
         data.begin_append(raw, on_done, sync=sync, trailer=tail_mark(position, data.synced_position))
 
     async def cut(self, position: int, end_index: int) -> None:
-        """Let the log end at `position`, before entry `end_index`, durably; where it already ends earlier it stays so.
+        """Make the log end at `position`, before entry `end_index`, durably; if it ends earlier already, it stays so.
         Raises OSError; may be repeated."""
         async with self.index_lock:
             before = self.checkpoint
@@ -160,14 +160,14 @@ class LedgerFiles:
                     ),
                 )
                 await self._write_checkpoint(checkpoint)
-            elif self._may_be_another:
+            elif self._file_may_differ:
                 await self._write_checkpoint(before)
             await self.index.truncate(end_index)
         if position < self.data.end_position:
-            # The mark goes first. A file system writes zeros behind the new end before the length: cut off in one step,
-            # the log of a power cut in between would end there, below what the mark says was durable.
+            # Cut off the tail mark first. A file system writes zeros after the new end before it writes the new length:
+            # with a single cut, a power failure in between leaves a log that ends below what its mark says was durable.
             await self.data.truncate(self.data.end_position)
-        if position <= self.data.end_position:  # else what stood there was cut off before it was ever written
+        if position <= self.data.end_position:  # else those bytes were never written
             await self.data.truncate(position)
         await self.mark_tail()
 
@@ -178,8 +178,8 @@ class LedgerFiles:
             await self.data.append(b"", sync=True, trailer=tail_mark(position, position))
 
     async def reset(self, position: int, index: int, members: tuple[tuple[int, dict[str, str]], ...]) -> None:
-        """Forget the whole log, durably, but for what is committed of who belongs to the group, `members`; it goes on
-        with entry `index` at `position`. Raises OSError."""
+        """Forget the whole log, durably, except the groups known to be committed, `members`; the log continues with
+        entry `index` at `position`. Raises OSError."""
         async with self.index_lock:
             await self._write_checkpoint(Checkpoint(durable_pos=position, begin_pos=position, members=members))
             await self.index.reset(index)
@@ -193,9 +193,9 @@ class LedgerFiles:
         durable_pos: int,
         members: tuple[tuple[int, dict[str, str]], ...] = (),
     ) -> None:
-        """Carry the index to its files, then say what is durable and committed. Raises OSError.
+        """Write the index to its files, then record what is durable and committed. Raises OSError.
 
-        Whoever calls this holds `index_lock` and has read the three numbers after taking it.
+        The caller holds `index_lock` and has read the three numbers after taking it.
         """
         await self.index.write(durable_index + 1)
         await self.index.sync()
@@ -211,21 +211,21 @@ class LedgerFiles:
 
     async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
-        self._may_be_another = True
+        self._file_may_differ = True
         await self._disk.write_file_atomic(self.checkpoint_path, encode_document(content))
-        self.checkpoint, self._may_be_another = checkpoint, False
+        self.checkpoint, self._file_may_differ = checkpoint, False
 
     async def remove_before(self, position: int, index: int) -> None:
         """Remove the files below `position`, where entry `index` begins a file. Raises OSError; may be repeated.
 
-        The caller holds `index_lock`, and the checkpoint is not below `index`. It is changed first: a log that begins
-        earlier than it says is fine, one that begins later has lost something.
+        The caller holds `index_lock`, and the checkpoint is not below `index`. The checkpoint is changed first: a log
+        that begins earlier than its checkpoint says is fine, one that begins later has lost something.
         """
         await self._write_checkpoint(replace(self.checkpoint, begin_pos=position))
         await self.data.remove_before(position)
         await self._index_file.remove_before(index * UNIT_SIZE_BYTES)
 
     def close(self) -> None:
-        """Release the files; writes nothing."""
+        """Close the files; writes nothing."""
         self.data.close()
         self._index_file.close()

@@ -1,13 +1,12 @@
-"""The follower's side of replication: pushes of the leader, taken in order (EntryHandler, S0, S2).
+"""The follower's side of replication: handles the leader's pushes in order (EntryHandler, S0, S2).
 
-APPEND requests wait in a map until they continue the log; COMPARE, TRUNCATE and COMMIT go first. An entry that comes
-again is answered from the log, one that leaves a gap waits a while and is then refused, so that the leader compares.
+APPEND requests wait in a map until they continue the log; COMPARE, TRUNCATE and COMMIT go first. A repeated entry is
+answered from the log; one that leaves a gap waits a while and is then refused, so that the leader compares.
 
-What this member knows of its log is kept in `verified_index`: up to there it is the log of the leader of the present
-term. Only that licenses three things that DLedger does without: committing what the leader has committed (up to
-the verified index, not up to the end: behind it may stand entries that the leader never had), appending (only to a log
-that is verified as a whole), and refusing to truncate below it (a TRUNCATE that was long under way may not take
-back what has been acknowledged since).
+`verified_index` is how far this log is known to be that of the current term's leader. Three rules rest on it, none of
+which DLedger has: what the leader has committed is committed here only up to the verified index (after it there may be
+entries that the leader never had); entries are appended only to a log that is verified as a whole; and a TRUNCATE
+below it is refused (one that was delayed for long must not take back what has been acknowledged since).
 
 SUCCESS for an index is sent when the store's `acked_index` has reached it, whatever kind of request it answers.
 """
@@ -35,15 +34,15 @@ __all__ = ["EntryHandler"]
 logger = logging.getLogger("node.dledger.pusher")
 
 MAX_WAITING_PUSHES = 4096
-"""Requests that may wait for their turn. An honest leader has far fewer under way."""
+"""Limit on requests that wait for their turn. A correct leader has far fewer in flight."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The same, by the size of their entries."""
+"""The same limit in bytes of entries."""
 
 
 @dataclass(slots=True, eq=False)
 class _Push:
-    """A request with its entries parsed, and the answer that is owed."""
+    """A request with its parsed entries, and the callback for its answer."""
 
     request: PushEntryRequest
     batches: list[EntryBatch]
@@ -53,17 +52,17 @@ class _Push:
 
     @property
     def first_index(self) -> int:
-        """Of the entries."""
+        """Index of the first entry."""
         return self.batches[0].first_index
 
     @property
     def entry(self) -> Entry:
-        """The only one, of a request that has but one."""
+        """The entry of a request that carries exactly one."""
         return self.batches[0].entry(self.batches[0].first_index)
 
 
 class EntryHandler:
-    """Handles pushes while this member follows. `handle_push` is called with requests of the present leader."""
+    """Handles pushes while this member follows. `handle_push` is called with requests of the current leader."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class EntryHandler:
         self._verified_index = -1
 
     async def stop(self) -> None:
-        """Answer what is open with an error and end."""
+        """Answer all open requests with NOT_FOLLOWER and stop."""
         self._stopped = True
         self._disarm()
         task, self._settling = self._settling, None
@@ -99,7 +98,7 @@ class EntryHandler:
         self.clear(DLedgerCode.NOT_FOLLOWER)
 
     def handle_push(self, request: PushEntryRequest, on_done: Callable[[PushEntryResponse], object]) -> None:
-        """Take a push of the leader of the present term; `on_done` gets the answer, now or when there is one."""
+        """Handle a push of the current term's leader; `on_done` gets the answer, before this returns or later."""
         push = _Push(request, [], asyncio.get_running_loop().time(), on_done)
         try:
             push.batches = parse_batches(request.entries)
@@ -114,7 +113,7 @@ class EntryHandler:
             self._reply(push, refusal)
 
     def _queue(self, push: _Push) -> DLedgerCode | None:
-        """Let a push wait for its turn, or say why not."""
+        """Queue a push and return None, or return why it is refused."""
         request = push.request
         if not self._has_right_shape(push):
             return DLedgerCode.UNEXPECTED_ARGUMENT
@@ -137,7 +136,7 @@ class EntryHandler:
         return None
 
     def clear(self, code: DLedgerCode) -> None:
-        """Refuse everything that is open: this member has another leader now, or none."""
+        """Refuse all open requests: this member has another leader now, or none."""
         self._clear_write_requests(code)
         while self._compare_requests:
             self._reply(self._compare_requests.popleft(), code)
@@ -173,19 +172,19 @@ class EntryHandler:
     # What is known of the log
 
     def verified_index(self, term: int) -> int:
-        """Up to where this log is known to be that of the leader of `term`; -1 when nothing is known."""
+        """The index up to which this log is known to be that of the leader of `term`; -1 if nothing is known."""
         return self._verified_index if self._verified_term == term else -1
 
     def verify(self, term: int, index: int) -> None:
-        """The entry at `index` is the same as the leader's; then so are all before it (log matching)."""
+        """Record that the entry at `index` is the same as the leader's; so are all before it (log matching)."""
         if term != self._verified_term:
             self._verified_term, self._verified_index = term, index
         else:
             self._verified_index = max(self._verified_index, index)
 
     def may_append(self, request: PushEntryRequest, first_index: int) -> bool:
-        """Whether an entry `first_index` continues this log as it continues the leader's: it is the next one, the
-        entries before it have the same term, and this log holds nothing that the leader may not have."""
+        """Whether entry `first_index` continues this log as it continues the leader's: it is the next one, the previous
+        entry has the same term in both, and this log holds nothing that the leader may not have."""
         end_index = self._store.ledger_end_index
         return (
             first_index == end_index + 1
@@ -194,12 +193,12 @@ class EntryHandler:
         )
 
     def may_truncate(self, request: PushEntryRequest, index: int) -> bool:
-        """Whether everything behind `index` may be removed: nothing that was committed, nothing that the present
-        leader is known to have."""
+        """Whether everything after `index` may be removed: none of it is committed, and none of it is known to be in
+        the current leader's log."""
         return self._store.may_truncate_to(index) and index >= self.verified_index(request.term)
 
     def is_needless(self, request: PushEntryRequest, entry: Entry) -> bool:
-        """Whether the entry behind `entry` is the leader's too, so that a TRUNCATE there is a mistake or outdated."""
+        """Whether the entry after `entry` is the leader's too, so that a TRUNCATE there is a mistake or outdated."""
         following = self._store.get(entry.index + 1)
         return following is not None and (following.term, following.chain_crc) == (
             request.next_term,
@@ -207,15 +206,15 @@ class EntryHandler:
         )
 
     def commit_bound(self, request: PushEntryRequest) -> int:
-        """How far the leader's committed index may be taken over: not beyond what is verified."""
+        """How far this member may adopt the leader's committed index: not beyond what is verified."""
         return min(request.commit_index, self.verified_index(request.term))
 
     # What waits for its turn
 
     def _go_on(self) -> None:
-        """Handle what can be handled, at once unless a term or vote is being written."""
+        """Handle what can be handled: at once, or as soon as a term or vote that is being written is durable."""
         if self._is_handling or self._stopped:
-            return  # an answer given below has led back here: the loop that is running goes on with it
+            return  # an answer sent below has re-entered this method: the outer call handles what was queued
         if self._state.is_settling:
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().create_task(self._go_on_when_settled())
@@ -239,7 +238,7 @@ class EntryHandler:
         self._go_on()
 
     def _handle_all(self) -> None:
-        """Everything that can be done now, without waiting in between: COMPARE, TRUNCATE and COMMIT first."""
+        """Handle everything that can be handled now, without waiting: COMPARE, TRUNCATE and COMMIT first."""
         while True:
             if self._compare_requests:
                 push = self._compare_requests.popleft()
@@ -257,7 +256,7 @@ class EntryHandler:
             self._guarded(push_or_none, self._do_append)
 
     def _guarded(self, push: _Push, handle: Callable[[_Push], None]) -> None:
-        """Handle one request, if its sender still leads; whatever goes wrong is an answer."""
+        """Handle one request, if its sender still leads; an error becomes the answer."""
         if not self._is_current(push.request):
             self._reply(push, DLedgerCode.EXPIRED_TERM)
             return
@@ -319,7 +318,7 @@ class EntryHandler:
         self._store.update_committed_index(self.commit_bound(request))
 
     def _do_compare(self, push: _Push) -> None:
-        """Say whether the log holds the very same entry."""
+        """Answer whether the log holds exactly this entry."""
         entry = push.entry
         if not self.is_same(entry, self._store.get(entry.index)):
             self._reply(push, DLedgerCode.INCONSISTENT_STATE)
@@ -332,7 +331,7 @@ class EntryHandler:
         return entry == local
 
     def _do_truncate(self, push: _Push) -> None:
-        """Make the log end with the leader's entry: keep it where it is the same, else write it again."""
+        """Make the log end with the leader's entry: keep the entry if it is the same, else write it again."""
         request, entry = push.request, push.entry
         before = self._store.get(entry.index - 1)
         done: asyncio.Future[None] | None = None
@@ -369,7 +368,7 @@ class EntryHandler:
             done.add_done_callback(lambda _: self._acknowledge(push, entry.index, entry.term))
 
     def may_begin_at(self, index: int) -> bool:
-        """Whether the log may begin again at `index`: what comes before is in a snapshot, or in nobody's state."""
+        """Whether the log may begin again at `index`: a snapshot covers what comes before, or no state needs it."""
         return self._snapshots is None or self._snapshots.covers(index - 1)
 
     def _continues(self, before: Entry, entry: Entry) -> bool:
@@ -388,7 +387,7 @@ class EntryHandler:
         self._reply(push, DLedgerCode.INCONSISTENT_STATE)
 
     def _do_commit(self, push: _Push) -> None:
-        """Take over the committed index. A log that was not compared in this term says so, that it may be."""
+        """Adopt the leader's committed index. If this log was not compared in this term, refuse, so that it will be."""
         if self.verified_index(push.request.term) < 0:
             self._reply(push, DLedgerCode.INCONSISTENT_STATE)
             return
@@ -396,14 +395,14 @@ class EntryHandler:
         self._reply(push, DLedgerCode.SUCCESS, self._store.committed_index)
 
     def _check_abnormal(self) -> None:
-        """Refuse the smallest request that has waited for its predecessor too long (fast forward), and look again
-        while some wait."""
+        """Refuse the request with the smallest index that has waited too long for its predecessor (fast forward), and
+        set a timer while others wait."""
         if not self._write_requests:
             return
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        patience_s = self._config.timing.push_timeout_ms / 1000
-        late = [index for index, push in self._write_requests.items() if push.arrived_s + patience_s <= now_s]
+        timeout_s = self._config.timing.push_timeout_ms / 1000
+        late = [index for index, push in self._write_requests.items() if push.arrived_s + timeout_s <= now_s]
         if late:
             push = self._take(min(late))
             if push is not None:
@@ -413,7 +412,7 @@ class EntryHandler:
                 self._reply(push, DLedgerCode.INCONSISTENT_STATE)
         if self._write_requests and self._gap_timer is None:
             oldest_s = min(push.arrived_s for push in self._write_requests.values())
-            self._gap_timer = loop.call_at(max(oldest_s + patience_s, now_s + 0.001), self._look_again)
+            self._gap_timer = loop.call_at(max(oldest_s + timeout_s, now_s + 0.001), self._look_again)
 
     def _look_again(self) -> None:
         self._gap_timer = None
@@ -440,7 +439,7 @@ class EntryHandler:
         return len(batches) == 1 and len(batches[0].ends) == 1
 
     def _acknowledge(self, push: _Push, index: int, term: int) -> None:
-        """Send SUCCESS once the store has the entry `index` of `term` as safe as it must be."""
+        """Send SUCCESS once the store's `acked_index` has reached entry `index` of `term`."""
         self._acks.append((index, term, push))
         if index <= self._store.acked_index or self._store.writer.failure is not None:
             self.progressed()

@@ -1,4 +1,4 @@
-"""From an entry's index to its place: one unit of 32 bytes for each entry, in files of their own.
+"""Maps an entry's index to its position: one unit of 32 bytes for each entry, in separate files.
 
     offset  size  field
          0     4  magic of the entry
@@ -7,9 +7,9 @@
         16     8  index
         24     8  term
 
-Unit n lies at byte 32 n of the row (R). The index is derived from the data and can be made again from it, so it is
-written lazily and not synced when an entry is acknowledged. Its units reach the files only after the data they
-point to is durable, so a unit that survived a crash proves that its entry had been durable; recovery uses that.
+Unit n lies at byte 32 n of the files taken together (R). The index is derived from the data and can be rebuilt from it,
+so it is written lazily and not synced when an entry is acknowledged. Its units reach the files only after the data they
+point to is durable, so a unit that survived a crash proves that its entry was durable; recovery uses that.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ UNIT_SIZE_BYTES = UNIT.size
 
 
 class IndexUnit(NamedTuple):
-    """Where one entry lies."""
+    """The location of one entry."""
 
     magic: int
     pos: int
     size_bytes: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     term: int
 
     @property
@@ -61,22 +61,22 @@ class LogIndex:
         self._units = bytearray()
         self._writing_until = 0
         self._is_half_cut = False
-        """Whether a cut of the files failed, perhaps when they were shorter already: that has to be synced yet."""
-        self._mended: dict[int, IndexUnit] = {}
-        """In the place of units in the files, until the next start."""
+        """Whether a cut of the files failed, perhaps after they had become shorter: then a sync is still missing."""
+        self._repaired: dict[int, IndexUnit] = {}
+        """Units that replace wrong ones in the files, until the next start."""
 
     @property
     def unwritten_bytes(self) -> int:
-        """Units in memory only."""
+        """Size of the units that are only in memory."""
         return len(self._units)
 
     @property
     def end_index(self) -> int:
-        """Index behind the last unit."""
+        """Index after the last unit."""
         return self._first + len(self._units) // UNIT_SIZE_BYTES
 
     def add(self, index: int, units: bytes) -> None:
-        """Add the packed units of the next entries, of which the first is `index`."""
+        """Add the packed units of the next entries; the first one is entry `index`."""
         if index != self.end_index:
             raise ValueError(f"the unit of entry {index} cannot follow {self.end_index - 1}")
         self._units += units
@@ -87,33 +87,33 @@ class LogIndex:
         del self._units[kept * UNIT_SIZE_BYTES :]
         self._first = min(self._first, end_index)
         self._writing_until = min(self._writing_until, end_index)
-        self._mended = {at: unit for at, unit in self._mended.items() if at < end_index}
+        self._repaired = {at: unit for at, unit in self._repaired.items() if at < end_index}
 
     def begin_at(self, index: int) -> None:
         """Forget everything; the next unit is that of `index`. Files follow later, by `reset`."""
         self._units.clear()
         self._first = index
         self._writing_until = 0
-        self._mended.clear()
+        self._repaired.clear()
 
-    def mend(self, unit: IndexUnit) -> bool:
-        """This is the unit of an entry; whether the files were wrong about it. Raises OSError."""
+    def repair(self, unit: IndexUnit) -> bool:
+        """Use `unit`, made from its entry, if the files have another one. Returns whether they had. Raises OSError."""
         if unit.index >= self._first or self.lookup(unit.index) == unit:
             return False
-        self._mended[unit.index] = unit
+        self._repaired[unit.index] = unit
         return True
 
     def lookup(self, index: int) -> IndexUnit | None:
-        """The unit of `index`; None when there is none or it cannot be right. Raises OSError."""
+        """The unit of `index`; None if it is missing or cannot be right. Raises OSError."""
         if index >= self._first:
             offset = (index - self._first) * UNIT_SIZE_BYTES
             if offset >= len(self._units):
                 return None
             return IndexUnit(*UNIT.unpack_from(self._units, offset))
-        return self._mended.get(index) or self.lookup_file(index)
+        return self._repaired.get(index) or self.lookup_file(index)
 
     def lookup_file(self, index: int) -> IndexUnit | None:
-        """The same, from the files alone."""
+        """As `lookup`, but from the files alone."""
         data = self._read(index, 1)
         if len(data) < UNIT_SIZE_BYTES:
             return None
@@ -121,8 +121,8 @@ class LogIndex:
         return unit if unit.index == index and unit.pos >= 0 and unit.size_bytes > 0 else None
 
     def _read(self, index: int, count: int) -> bytes:
-        """Up to `count` packed units from `index` on, from the files alone; none where the disk does not give them back
-        any more: the entries tell them, as where they are damaged. Raises OSError."""
+        """Up to `count` packed units from `index` on, from the files alone; none if the disk reports a bad sector: like
+        damaged units, these can be made again from the entries. Raises OSError."""
         try:
             return self._file.read(index * UNIT_SIZE_BYTES, count * UNIT_SIZE_BYTES)
         except OSError as error:
@@ -131,12 +131,12 @@ class LogIndex:
             return b""
 
     def file_range(self) -> tuple[int, int]:
-        """First index in the files and the one behind the last, whole units only."""
+        """The first index in the files and the one after the last, counting whole units only."""
         begin = -(-self._file.begin_position // UNIT_SIZE_BYTES)
         return begin, self._file.end_position // UNIT_SIZE_BYTES
 
     async def write(self, end_index: int) -> None:
-        """Carry the units in memory, those before `end_index`, to the files. Does nothing while the files wait to
+        """Write the units in memory that are before `end_index` to the files. Does nothing while the files are still to
         be cut. Raises OSError.
         """
         count = min(end_index, self.end_index) - self._first
@@ -167,7 +167,7 @@ class LogIndex:
         await self._file.reset(index * UNIT_SIZE_BYTES)
 
     async def replace_from(self, index: int, units: bytes) -> None:
-        """Make `units` the packed units from `index` on, in the files, and the last ones. For recovery.
+        """Make the files hold the packed `units` from `index` on, and none after them. For recovery.
 
         Writes only where the files differ. Raises OSError.
         """
@@ -184,7 +184,7 @@ class LogIndex:
 
 
 def _common_units(left: bytes, right: bytes) -> int:
-    """How many whole units two sequences have in common at their beginning."""
+    """Length of the common prefix of two sequences, in whole units."""
     low, high = 0, min(len(left), len(right)) // UNIT_SIZE_BYTES
     while low < high:  # equality of prefixes is monotonic: bisect instead of comparing unit by unit
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""DLedger's own form of the messages: a JSON object, for DLedger's request codes (R).
+"""DLedger's own format of the messages: a JSON object, for DLedger's request codes (R).
 
-Members speak the binary form among themselves (`messages.py`), which costs a fraction. This one is for everybody else:
-names on the wire are DLedger's, entries travel as they lie on the disk, one behind the other, in base64. It is believed
-as little: a text that is not exactly what it should be raises MalformedMessage, and nothing else.
+Members use the binary format among themselves (`messages.py`), which costs a fraction. This one is for everybody else:
+field names are DLedger's, and entries are concatenated as on disk and encoded in base64. It is trusted as little: input
+that is not exactly what it should be raises MalformedMessage, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a leader does to stay one, and to know that it still is one: rounds of heartbeats.
+"""How a leader keeps its leadership and knows that it still has it: rounds of heartbeats.
 
 Every round has a number. A peer that has answered round n was in the leader's term when it did, so once a quorum
 has answered a round that began after some moment, nobody else had been elected by that moment. That serves three
-ends: the lease (when did the newest round begin that a quorum has answered), stepping down without a quorum, and reads
-(`confirm`), of which all that wait share the next round.
+ends: the lease (which counts from the start of the newest round that a quorum has answered), stepping down when the
+quorum is lost, and reads (`confirm`): all waiting reads share the next round.
 
-The rounds that keep the peers following go to all of them. Those that only reads wait for go to as many as make a
-quorum, the ones that have answered best of late, and to the others only when these leave the reads waiting.
+The rounds that keep the peers following go to all of them. Rounds that only reads wait for go to just enough peers for
+a quorum, the ones that have answered best lately, and to the others only if these keep the reads waiting.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from node.runtime import Clock
 __all__ = ["ConfirmationCallback", "Leadership", "settle"]
 
 ConfirmationCallback = Callable[[DLedgerError | None], object]
-"""Called once: with None when the lead is confirmed, or with why it is not. Must not raise."""
+"""Called once: with None when leadership is confirmed, or with the reason why not. Must not raise."""
 
 MAX_WAITING_CONFIRMATIONS = 20_000
 """Reads that may wait for a round; each costs a few hundred bytes."""
 
 MAX_UNANSWERED_BEATS = 8
-"""Heartbeats under way to one peer. One that does not answer is spared the rounds of every read."""
+"""Limit on unanswered heartbeats to one peer. A peer that does not answer is not sent a heartbeat for every read."""
 
 
 class Leadership:
-    """One member's lead in one term, from election to the end of it.
+    """One member's leadership of one term, from its election to its end.
 
-    `on_higher_term(term)` and `on_rival(peer)` are called when an answer shows that this lead is over.
+    `on_higher_term(term)` and `on_rival(peer)` are called when an answer shows that this leadership is over.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Leadership:
         self._needed = 0
         self._unasked: tuple[str, ...] = ()
         self._round_began_s = 0.0
-        self._patience: asyncio.TimerHandle | None = None
+        self._hedge_timer: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = {}
         self._answered_sent_ns: dict[str, int] = {}
         self._added_ns: dict[str, int] = {}
         self._waiting: deque[tuple[int, ConfirmationCallback, float]] = deque()
-        """Reads, with the round that each waits for and until when; both only grow."""
+        """Reads, each with the round that it waits for and its deadline; both only grow."""
         self._expiry: asyncio.TimerHandle | None = None
         self._requests: dict[str, HeartBeatRequest] = {}
         self._unanswered: dict[str, int] = {}
@@ -79,13 +79,13 @@ class Leadership:
         self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
 
     def members_changed(self) -> None:
-        """The group has changed: a quorum is one of the members that there are now."""
+        """The group has changed: count quorums among its current members."""
         members, config = self._members, self._config
         self._others = members.others
         self._needed = members.others_needed
         now_ns = self._clock.monotonic_ns()
         self._answered = {peer: self._answered.get(peer, 0) for peer in self._others}
-        # As if a new one had been heard when the one was that has been silent longest: that makes no quorum newer.
+        # Treat a new member as last heard when the longest silent one was, so that it makes no quorum newer.
         oldest_ns = min(self._answered_sent_ns.values(), default=now_ns)
         self._added_ns = {peer: self._added_ns.get(peer, now_ns) for peer in self._others}
         self._answered_sent_ns = {peer: self._answered_sent_ns.get(peer, oldest_ns) for peer in self._others}
@@ -118,18 +118,18 @@ class Leadership:
         self._ask(best[: self._needed], self._clock.monotonic_ns())
         loop = asyncio.get_running_loop()
         self._round_began_s = loop.time()
-        if self._patience is None:
-            self._patience = loop.call_later(self._config.timing.read_hedge_ms / 1000, self._ask_others)
+        if self._hedge_timer is None:
+            self._hedge_timer = loop.call_later(self._config.timing.read_hedge_ms / 1000, self._ask_others)
 
     def _ask_others(self) -> None:
-        """Reads have waited for the present round long enough: ask the peers that were left out of it."""
-        self._patience = None
+        """Reads have waited for the current round long enough: ask the peers that were left out of it."""
+        self._hedge_timer = None
         if self._ended or not self._waiting or self._quorum_round() == self._round:
             return
         loop = asyncio.get_running_loop()
         due_s = self._round_began_s + self._config.timing.read_hedge_ms / 1000
         if loop.time() < due_s:
-            self._patience = loop.call_at(due_s, self._ask_others)
+            self._hedge_timer = loop.call_at(due_s, self._ask_others)
             return
         unasked, self._unasked = self._unasked, ()
         self._ask(unasked, self._clock.monotonic_ns())
@@ -140,9 +140,9 @@ class Leadership:
                 self._send(peer, self._round, now_ns)
 
     def quorum_sent_ns(self) -> int:
-        """When the newest round began that a quorum has answered; for a lone member that is now.
+        """When the newest round that a quorum has answered began; for a lone member, now.
 
-        Before the first one is answered, the time of the election.
+        Before a quorum has answered any round, the time of the election.
         """
         needed = self._needed
         if needed == 0:
@@ -150,14 +150,14 @@ class Leadership:
         return sorted(self._answered_sent_ns.values(), reverse=True)[needed - 1]
 
     def hears(self, peer: str) -> bool:
-        """Whether `peer` has answered a heartbeat of the last lease."""
+        """Whether `peer` has answered a heartbeat sent within the last lease."""
         lease_ns = self._config.timing.lease_ms * 1_000_000
         is_heard = self._answered.get(peer, 0) > 0
         return is_heard and self._clock.monotonic_ns() - self._answered_sent_ns[peer] < lease_ns
 
     def quorum_lost_ns(self) -> int:
-        """When the lead is over unless a quorum answers by then: a lease after one was heard. A member that was added
-        has a lease for its first answer, or one that is down would end the lead."""
+        """When leadership ends unless a quorum answers by then: a lease after a quorum was last heard. An added member
+        has a lease for its first answer; otherwise adding one that is down would end leadership."""
         lease_ns = self._config.timing.lease_ms * 1_000_000
         if self._needed == 0:
             return self._clock.monotonic_ns() + lease_ns
@@ -165,14 +165,14 @@ class Leadership:
         return sorted(heard_ns, reverse=True)[self._needed - 1] + lease_ns
 
     def holds_quorum(self) -> bool:
-        """Whether the lead goes on. Other members' candidates are turned away while it does."""
+        """Whether leadership goes on. Candidates are turned away while it does."""
         return self._clock.monotonic_ns() < self.quorum_lost_ns()
 
     def holds_lease(self) -> bool:
         """Whether no other leader can have been elected yet, by this member's clock and with a margin for drift.
 
-        A quorum of followers stand by this leader for a lease from the moment at which they heard a heartbeat, which
-        is not before it was sent.
+        Each of a quorum of followers is bound to this leader for a lease after it heard a heartbeat, and it did not
+        hear that before it was sent.
         """
         timing = self._config.timing
         lease_ns = timing.lease_ms * (1 - timing.clock_drift_ratio) * 1e6
@@ -180,7 +180,7 @@ class Leadership:
         return is_confirmed and self._clock.monotonic_ns() - self.quorum_sent_ns() < lease_ns
 
     def confirm(self) -> asyncio.Future[None]:
-        """As `confirm_then`; the future fails with what `on_done` would be told."""
+        """As `confirm_then`; the future fails with the error that `on_done` would get."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.confirm_then(partial(settle, future))
         return future
@@ -188,7 +188,7 @@ class Leadership:
     def confirm_then(self, on_done: ConfirmationCallback) -> None:
         """Call `on_done(None)` when a quorum has answered a round that begins after this call.
 
-        It gets a DLedgerError instead: NOT_LEADER when the lead ends first, TIMEOUT when no quorum has answered within
+        It gets a DLedgerError instead: NOT_LEADER if leadership ends first, TIMEOUT if no quorum has answered within
         `barrier_timeout_ms`. Raises DLedgerError LEADER_PENDING_FULL.
         """
         if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
@@ -196,7 +196,7 @@ class Leadership:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._config.timing.barrier_timeout_ms / 1000
         self._waiting.append((self._round + 1, on_done, due_s))
-        if self._expiry is None:  # one timer for all: it is nearly never reached by the read that has set it
+        if self._expiry is None:  # one timer for all reads: the read that sets it rarely waits that long
             self._expiry = loop.call_at(due_s, self._expire)
         if self._quorum_round() == self._round:
             self._ask_quorum()
@@ -212,15 +212,15 @@ class Leadership:
                 self._expiry = loop.call_at(due_s, self._expire)
                 return
             waiting.popleft()
-            patience_s = self._config.timing.barrier_timeout_ms / 1000
-            on_done(DLedgerError(DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {patience_s:g} s"))
+            timeout_s = self._config.timing.barrier_timeout_ms / 1000
+            on_done(DLedgerError(DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {timeout_s:g} s"))
 
     def end(self) -> None:
-        """This lead is over: waiting reads fail, and no more heartbeats are sent."""
+        """This leadership is over: waiting reads fail, and no more heartbeats are sent."""
         self._ended = True
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._hedge_timer is not None:
+            self._hedge_timer.cancel()
+            self._hedge_timer = None
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -262,7 +262,7 @@ class Leadership:
             self._send(peer, number, self._clock.monotonic_ns(), is_repeat=True)
 
     def _release(self) -> None:
-        """Let reads go on whose round a quorum has answered, and begin the round that the others wait for."""
+        """Complete the reads whose round a quorum has answered, and begin the round that the others wait for."""
         waiting = self._waiting
         if not waiting:
             return
@@ -274,7 +274,7 @@ class Leadership:
 
 
 def settle(future: asyncio.Future[None], error: DLedgerError | None) -> None:
-    """Hand a confirmation, or why there is none, to a future whose owner may have gone away."""
+    """Settle a future with a confirmation or an error. Its owner may have gone away."""
     if future.done():
         return
     if error is None:

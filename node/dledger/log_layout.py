@@ -1,4 +1,4 @@
-"""Where in the log an entry goes: behind the one before, or at the beginning of the next file where it does not fit."""
+"""Where an entry goes in the log: right after the previous one, or at the start of the next file if it does not fit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["LogLayout"]
 
 
 class LogLayout:
-    """The rule, the same for a leader and its followers. Positions and sizes are bytes."""
+    """Assigns positions, by the same rule on a leader and its followers. Positions and sizes are in bytes."""
 
     def __init__(self, config: DLedgerConfig) -> None:
         self._file_bytes = config.data_segment_size_bytes
         self._max_entry_bytes = config.max_entry_size_bytes
 
     def of_entry(self, size_bytes: int, end: int) -> int:
-        """Where an entry begins that follows position `end`. Raises DLedgerError UNEXPECTED_ARGUMENT when it is too
-        large."""
+        """The position of an entry of `size_bytes` appended to a log that ends at `end`. Raises DLedgerError
+        UNEXPECTED_ARGUMENT if it is too large."""
         if size_bytes > self._max_entry_bytes:
             raise DLedgerError(
                 DLedgerCode.UNEXPECTED_ARGUMENT,
@@ -31,8 +31,8 @@ class LogLayout:
         return end if size_bytes + BLANK_HEADER_SIZE_BYTES <= room else end + room
 
     def of_bodies(self, sizes: Sequence[int], end: int) -> tuple[list[int], list[int]]:
-        """Where the bodies, of these sizes, of entries begin that follow `end`, and which of them (by number) begin
-        another file. Raises as `of_entry`."""
+        """The positions of the bodies of entries appended at `end`, given the bodies' sizes, and the numbers of those
+        entries that begin another file. Raises as `of_entry`."""
         positions: list[int] = []
         if self._fits(sum(sizes) + HEADER_SIZE_BYTES * len(sizes), end):
             if len(set(sizes)) == 1:
@@ -53,8 +53,8 @@ class LogLayout:
         return positions, files
 
     def misplaced(self, batch: EntryBatch, end: int) -> tuple[int, int, int] | None:
-        """The first entry of a batch that does not belong where it says, given that the batch follows `end`: its index,
-        where it says, and where it belongs. Raises as `of_entry`."""
+        """The first entry of a batch with a wrong position, if the batch is appended at `end`: its index, the position
+        that it claims, and the right one. None if all are right. Raises as `of_entry`."""
         if batch.pos == end and self._fits(len(batch.raw), end):
             return None
         start = 0
@@ -66,6 +66,6 @@ class LogLayout:
         return None
 
     def _fits(self, size_bytes: int, end: int) -> bool:
-        """Whether so many bytes, of however many entries, surely stay in the file of `end`."""
+        """Whether `size_bytes`, whatever the number of entries, certainly fit into the file of `end`."""
         room = self._file_bytes - end % self._file_bytes
         return size_bytes + BLANK_HEADER_SIZE_BYTES <= room and size_bytes <= self._max_entry_bytes

@@ -1,4 +1,4 @@
-"""Changing who belongs to a group, one member at a time; see `membership` for the rules."""
+"""Changes the members of a group, one member at a time; see `membership` for the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("node.dledger.elector")
 
 
 class MemberChange:
-    """The leader's side. What a change means for everybody follows from the entry in their logs."""
+    """The leader's side. Each member applies a change when its entry is in that member's log."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class MemberChange:
         store.add_commit_listener(self._committed)
 
     async def change(self, member: str, address: str | None) -> int:
-        """Let `member` belong to the group at `address`, or no longer (None); returns the entry's index, committed.
+        """Add `member` to the group at `address`, or remove it (None); returns the index of the committed entry.
 
-        A leader that removes itself steps down when that is committed. Raises DLedgerError: NOT_LEADER;
-        UNEXPECTED_ARGUMENT, where the group is a fixed one, or that changes nothing, leaves nobody, or too many, or
-        where the address is another member's;
-        INCONSISTENT_STATE, while the change before, or this leader's own first entry, is not committed yet: nothing was
-        done then. And what an append raises, of which the indefinite ones leave the change open too.
+        A leader that removes itself steps down when that is committed. Raises DLedgerError NOT_LEADER;
+        UNEXPECTED_ARGUMENT if the group is fixed, the name is invalid, the change has no effect, the group would have
+        no or too many members, or the address is another member's; INCONSISTENT_STATE while the previous change or this
+        leader's own first entry is not committed yet. Nothing was done then. Also raises what an append raises; if that
+        is indefinite, the change is in doubt too.
         """
         leadership = self._elector.leadership
         if leadership is None or not self._state.is_leader:
@@ -77,8 +77,8 @@ class MemberChange:
         return (await self._pusher.append_members(peers)).index
 
     def _check_address(self, member: str, address: str) -> None:
-        """Raises DLedgerError UNEXPECTED_ARGUMENT where another member is dialled there: the group would count one that
-        does not exist, and refuse it at its right address, as it belongs to the group."""
+        """Raises DLedgerError UNEXPECTED_ARGUMENT if another member is dialled at `address`: the group would count a
+        member that does not exist, and then refuse to add it at its right address because it belongs to the group."""
         members = self._state.members
         for other, known in members.peers.items():
             if address in (known, members.address(other)):
@@ -88,8 +88,8 @@ class MemberChange:
                 )
 
     async def restate(self) -> None:
-        """Say once more who belongs to the group, so that the part of the log may go that says so. Does nothing where
-        this member does not lead. Raises what an append raises."""
+        """Append the current group once more, so that the part of the log with the former entry can be removed. Does
+        nothing if this member does not lead. Raises what an append raises."""
         if self._state.is_leader:
             await self._pusher.append_members(self._state.members.peers)
 
@@ -103,11 +103,11 @@ class MemberChange:
 
     def _committed(self) -> None:
         members = self._state.members
-        # A checkpoint speaks of what is durable, a snapshot of what is applied; either may be behind the last change.
+        # A checkpoint holds what is durable, a snapshot what is applied; either may be behind the last change.
         needed_index = self._snapshots.newest_index if self._snapshots.is_used else self._store.committed_index
         members.forget_before(min(self._store.committed_index, self._store.durable_index, needed_index))
         if not members.includes_self and self._state.is_leader and members.index <= self._store.committed_index:
-            # Later in this turn: who waits for the entry is told first that it is committed.
+            # Not at once: whoever waits for the entry learns first that it is committed.
             asyncio.get_running_loop().call_soon(self._leave, self._state.term)
 
     def _leave(self, term: int) -> None:

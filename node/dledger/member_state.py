@@ -1,7 +1,7 @@
-"""A member's place in its group: role, term, vote, leader. Term and vote outlive the process.
+"""A member's state in its group: role, term, vote, leader. Term and vote outlive the process.
 
-`term` and the vote are in memory only after they are durable, so nothing that reveals them can leave before.
-While they are being written the member is *settling*: whoever judges a request by the term waits for
+`term` and the vote change in memory only once they are durable, so no message can reveal them earlier.
+While they are being written the member is *settling*: code that judges a request by the term waits for
 `settled` first, so that a follower does not take entries of a term that it is about to leave.
 """
 
@@ -39,7 +39,7 @@ class MemberState:
         self._path = f"{config.ledger_dir}/member_state"
         self._lock = asyncio.Lock()
         self._role = Role.CANDIDATE
-        # What follows is read many times for each entry, and changed here only.
+        # Plain attributes, as they are read many times for each entry; only this class changes them.
         self.self_id = config.self_id
         self.term = FIRST_TERM
         """The current term; durable."""
@@ -85,7 +85,8 @@ class MemberState:
         return self.leader_id == leader_id and self.term == term and self.is_follower and not self._lock.locked()
 
     def is_member(self, member_id: str) -> bool:
-        """Whether messages of `member_id` count. One that is not known may have come while this member was away."""
+        """Whether messages of `member_id` count. If members may change, even an unknown one's do: it may have joined
+        while this member was down."""
         return self._config.members_may_change or self.members.knows(member_id)
 
     # Term and vote
@@ -111,8 +112,8 @@ class MemberState:
         self.is_new = False
 
     async def confirm(self) -> None:
-        """Make durable what `load` has found. The process before may have replaced the file and been killed before the
-        directory was synced; a vote that is given again is not written again. Raises OSError."""
+        """Make durable what `load` has found. The previous process may have replaced the file and been killed before
+        the directory was synced, and a repeated vote is not written again. Raises OSError."""
         if not self.is_new:
             await self._disk.sync_dir(self._config.ledger_dir)
 
@@ -136,7 +137,7 @@ class MemberState:
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Held by whoever judges and changes term or vote."""
+        """Held while the term or vote is judged and changed."""
         return self._lock
 
     async def persist(self, term: int, voted_for: str | None) -> None:
@@ -144,9 +145,9 @@ class MemberState:
         await self._disk.write_file_atomic(self._path, encode_document({"term": term, "voted_for": voted_for}))
 
     async def change_term(self, term: int, *, voted_for: str | None = None) -> None:
-        """Enter a newer term, forgetting the leader, and give away this member's vote in it if `voted_for` is named.
+        """Enter a newer term, forgetting the leader, and give this member's vote in it to `voted_for`, unless None.
 
-        Not for a leader: it steps down first. The caller holds `lock`. Raises OSError; nothing has changed then.
+        A leader must step down first. The caller holds `lock`. Raises OSError; nothing has changed then.
         """
         if term <= self.term:
             return
@@ -187,7 +188,7 @@ class MemberState:
         self._change(Role.FOLLOWER, leader_id)
 
     def become_candidate(self) -> None:
-        """Have no leader."""
+        """Become a candidate, who has no leader."""
         self._change(Role.CANDIDATE, None)
 
     def add_role_listener(self, listener: RoleListener) -> None:
@@ -195,7 +196,7 @@ class MemberState:
         self._listeners.append(listener)
 
     def announce(self) -> None:
-        """Log the role and tell the listeners. Once for each change, after it is complete."""
+        """Log the role and call the listeners. To be called once for each change, after it is complete."""
         role_logger.info("role_change self=%s role=%s term=%d", self.self_id, self._role.name, self.term)
         for listener in self._listeners:
             try:

@@ -1,13 +1,13 @@
-"""What members say to each other: requests and answers in a binary form, checked field by field when they arrive.
+"""The messages between members: requests and answers in a binary format, checked field by field when they arrive.
 
-    1 byte    version of the form: 1
+    1 byte    version of the format: 1
     2 bytes   length of the names that follow
     names     group, remote_id, local_id, leader_id: each 2 bytes of length and UTF-8
     numbers   8 bytes each, signed: term and the message's other numbers and enums, in the order of its fields
-    content   the message's other texts and bytes, in order: each 4 bytes of length and what it says
+    content   the message's other texts and bytes, in order: each 4 bytes of length and the data
 
-All big-endian, nothing behind it. Entries travel as they lie on the disk, one behind the other. DLedger's members
-send JSON (R), in which entries need base64; nobody but members reads this, and each operation costs a dozen of them.
+All big-endian; nothing follows. Entries are concatenated, encoded as on disk. DLedger's members send JSON (R), in which
+entries need base64; only members read this format, and each operation costs a dozen messages.
 
 Nothing that comes from the network is trusted to be of the right type, sign or size: a message that is not exactly
 what it should be raises MalformedMessage, and nothing else.
@@ -54,13 +54,13 @@ __all__ = [
 VERSION: Final = 1
 
 MAX_ID_CHARACTERS = 128
-"""Of a group's or member's name."""
+"""Limit on a group's or member's name."""
 
 MAX_CACHED_MESSAGES = 256
-"""Messages of each kind that repeats which are held decoded: of a lead, there is one for each peer."""
+"""Decoded messages cached for each class that `repeats`: while one leader leads, there is one for each peer."""
 
 MAX_CACHED_NAMES = 1024
-"""Blocks of names held decoded, and as many encoded: a member and its peers use two for each pair of them."""
+"""Blocks of names that are cached decoded, and as many encoded: each pair of members uses two."""
 
 _NAMES: Final = ("group", "remote_id", "local_id", "leader_id")
 _HEAD: Final = Struct(">BH")
@@ -74,14 +74,14 @@ _decoded_names: dict[bytes, Names] = {}
 
 
 class MalformedMessage(Exception):
-    """The bytes are no message of the expected kind; the text says why."""
+    """The bytes are not a message of the expected class; the text says why."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Message:
-    """Base of all messages. Every field is an integer from -1 on, a name, bytes, or an enum.
+    """Base of all messages. Every field is an integer of at least -1, a name, bytes, or an enum.
 
-    Not frozen, though nobody changes one: frozen objects take three times as long to make.
+    Not frozen, although never modified: frozen objects take three times as long to create.
     """
 
     group: str
@@ -93,10 +93,10 @@ class Message:
     leader_id: str = ""
 
     repeats: ClassVar[bool] = False
-    """Whether the same bytes come again and again for as long as a leader leads: these are decoded once."""
+    """Whether the same bytes arrive repeatedly for as long as a leader leads: these are decoded once."""
 
     def to_body(self) -> bytes:
-        """The bytes that travel."""
+        """The encoded message."""
         form = _forms.get(type(self)) or _form_of(type(self))
         names = self.group, self.remote_id, self.local_id, self.leader_id
         head = _encoded_names.get(names) or _encode_names(names)
@@ -115,7 +115,7 @@ class Message:
         """The message in some bytes. Raises MalformedMessage."""
         form = _forms.get(cls) or _form_of(cls)
         if cls.repeats:
-            same: Self | None = form.decoded.get(body)  # type: ignore[assignment]  # each class has a form of its own
+            same: Self | None = form.decoded.get(body)  # type: ignore[assignment]  # each class has its own form
             if same is not None:
                 return same
         size_bytes = len(body)
@@ -152,7 +152,7 @@ class Message:
 
 
 def _encode_names(names: Names) -> bytes:
-    """The beginning of a message: version and names."""
+    """The start of an encoded message: version and names."""
     texts = [name.encode() for name in names]
     block = b"".join(_SHORT.pack(len(text)) + text for text in texts)
     head = _HEAD.pack(VERSION, len(block)) + block
@@ -207,11 +207,11 @@ def _read_content(body: bytes, at: int, field: str, is_text: bool) -> tuple[str 
 
 
 class _Form:
-    """How a class of messages travels: `fields` are its numbers, enums among them, `contents` (name, is a text?) what
-    comes behind.
+    """How a class of messages is encoded: `fields` are its numbers, including enums; `contents` (name, whether it is
+    text) follow them.
 
-    `numbers_of` and `make` are written out for the class, as one would by hand: a getter of many names, and arguments
-    out of a mapping, take twice as long, and many times as long where code is compiled while it runs.
+    `numbers_of` and `make` are generated for the class, as one would write them by hand: `attrgetter` with many names
+    and keyword arguments from a mapping take twice as long, and many times as long with a just-in-time compiler.
     """
 
     __slots__ = ("_enums", "contents", "decoded", "fields", "make", "numbers", "numbers_of")
@@ -234,10 +234,10 @@ class _Form:
             f"lambda names, numbers, contents: message({', '.join(arguments)})",
             {"message": message, "enums": self._enums},
         )
-        """The message; raises KeyError where a number is none of its enum."""
+        """Makes the message; raises KeyError if a number is not in its enum."""
 
     def unknown(self, numbers: tuple[int, ...]) -> tuple[str, int]:
-        """The first of the numbers that is none of its enum, with its name."""
+        """The first of the numbers that is not in its enum, preceded by its field's name."""
         named = zip(self.fields, numbers, strict=True)
         return next((name, value) for name, value in named if value not in self._enums.get(name, (value,)))
 
@@ -260,15 +260,15 @@ class Request(Message):
 
 @dataclass(slots=True, kw_only=True)
 class Response(Message):
-    """Base of all answers. `term` is the answering member's, `leader_id` the leader that it knows."""
+    """Base of all answers. `term` is the answering member's, `leader_id` the leader it knows."""
 
     code: DLedgerCode = DLedgerCode.UNKNOWN
 
 
 @dataclass(slots=True, kw_only=True)
 class VoteRequest(Request):
-    """`leader_id` would like to lead `term`; this is how far its log goes. `transferred_term` is the term whose leader
-    has given up in its favour, -1 when none has."""
+    """`leader_id` asks for a vote to lead `term`; `ledger_end_...` is the last entry of its log. `transferred_term` is
+    the term whose leader has given up in its favour, -1 if none has."""
 
     term: int
     leader_id: str
@@ -300,8 +300,8 @@ class HeartBeatResponse(Response):
 class PushEntryRequest(Request):
     """A leader's request to its follower.
 
-    APPEND carries a batch of entries and the term of the entry before them, COMPARE and TRUNCATE one entry; COMMIT
-    none. TRUNCATE also says, by term and chain CRC, which entry follows at the leader (-1 when none does).
+    APPEND carries a batch of entries and the term of the previous entry, COMPARE and TRUNCATE carry one entry, COMMIT
+    none. TRUNCATE also names, by term and chain CRC, the entry that follows in the leader's log (-1 if none does).
     """
 
     term: int
@@ -316,7 +316,7 @@ class PushEntryRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class PushEntryResponse(Response):
-    """`index` is the last entry that the answer is about; the other two are the ends of the follower's log."""
+    """`index` is the last entry that the answer is about; the others are the first and last of the follower's log."""
 
     index: int = -1
     begin_index: int = -1
@@ -326,7 +326,8 @@ class PushEntryResponse(Response):
 @dataclass(slots=True, kw_only=True)
 class InstallSnapshotRequest(Request):
     """A piece of the leader's snapshot that ends with entry `last_included_index`: `data`, whose CRC-32 is `data_crc`,
-    belongs at `offset` of `size_bytes` bytes, whose SHA-256 is `digest`. Without data it asks how many are there."""
+    belongs at `offset` of the snapshot's `size_bytes` bytes, whose SHA-256 is `digest`. Without data it asks how many
+    bytes the follower has."""
 
     term: int
     leader_id: str
@@ -341,15 +342,15 @@ class InstallSnapshotRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class InstallSnapshotResponse(Response):
-    """From `offset` on more is wanted; nothing, where that is the snapshot's size: it is durable here."""
+    """The follower wants the bytes from `offset` on. If that is the snapshot's size, it has all it needs, durably."""
 
     offset: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
 class LeadershipTransferRequest(Request):
-    """`transfer_id`, the leader of `term`, is to give its lead to `transferee_id`. To the leader: do it. To the other:
-    it has done so, take over once your log reaches `take_index`."""
+    """`transfer_id`, the leader of `term`, is to give its leadership to `transferee_id`. Tells the leader to do so, or
+    tells the transferee that it has been done and to take over once its log reaches `take_index`."""
 
     term: int
     transfer_id: str
@@ -364,7 +365,7 @@ class LeadershipTransferResponse(Response):
 
 @dataclass(slots=True, kw_only=True)
 class ChangeMembersRequest(Request):
-    """Asks the leader to let `member` belong to the group at `address`, or no longer, if there is none."""
+    """Asks the leader to add `member` to the group at `address`, or to remove it if `address` is empty."""
 
     member: str
     address: str = ""
@@ -372,7 +373,7 @@ class ChangeMembersRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class ChangeMembersResponse(Response):
-    """`index` is the entry that says so."""
+    """`index` is the entry that makes the change."""
 
     index: int = -1
 
@@ -384,8 +385,8 @@ class MembersRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class MembersResponse(Response):
-    """`peers` are the ids and addresses as that member knows them, in the form of the log's entries; `index` is the
-    entry that says so, -1 for the member's configuration."""
+    """`peers` are the ids and addresses as that member knows them, encoded as in the log's entries; `index` is the
+    entry that defines them, -1 for the member's configuration."""
 
     index: int = -1
     peers: bytes = b""

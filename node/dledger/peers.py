@@ -1,7 +1,7 @@
-"""Asking other members: one method for each request, over the remoting client.
+"""Requests to other members, over the remoting client: one method for each kind.
 
-Votes are awaited. Heartbeats and pushes, of which each operation costs several, are answered by a call instead, in the
-turn of the loop in which the answer comes: no task, no future.
+Votes are awaited. Heartbeats and pushes, several of which each operation costs, take a callback instead, which is
+called in the turn of the event loop in which the answer arrives: no task, no future.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["LEASE_FIELD", "AnswerCallback", "PeerClient", "PeerError", "Remoting
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 LEASE_FIELD = "leaseMs"
-"""Of the header of a COMPARE, of which each follower gets one in each term: for how long the leader's followers have to
-stand by it. Members of earlier versions neither send nor read it."""
+"""Header field of COMPARE, which each follower gets in each term: the lease for which the leader expects its followers
+to stay with it. Members of earlier versions neither send nor read it."""
 
 IDLE_TIMEOUT_S = 3600.0
 """Members talk all the time; one that is silent for an hour is not worth a connection."""
@@ -49,7 +49,7 @@ class PeerError(Exception):
 
 
 AnswerCallback = Callable[[ResponseT | PeerError], object]
-"""Called once, with the answer or with why there is none. Must not raise."""
+"""Called once, with the answer or the reason why there is none. Must not raise."""
 
 
 class PeerClient(Protocol):
@@ -64,7 +64,7 @@ class PeerClient(Protocol):
 
 
 class RemotingPeerClient:
-    """Reaches peers at the addresses of the configuration, or of the log where that names none."""
+    """Reaches peers at their addresses in the configuration, or in the log if the configuration has none."""
 
     def __init__(self, config: DLedgerConfig, members: Membership) -> None:
         self._members = members
@@ -106,7 +106,7 @@ class RemotingPeerClient:
         self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, on_done, fields)
 
     async def close(self) -> None:
-        """Close the connections; requests under way end in PeerError."""
+        """Close the connections; requests in flight end in PeerError."""
         await self._client.close()
 
     def _ask(
@@ -119,7 +119,7 @@ class RemotingPeerClient:
         on_done: AnswerCallback[ResponseT],
         fields: dict[str, str] | None = None,
     ) -> None:
-        # In the binary header: this one is read and written in one go, and nobody but members reads it.
+        # With the binary header, which is packed and unpacked in one step; only members read these frames.
         command = Command(code, fields or {}, request.to_body(), serializer="binary")
         address = self._members.address(peer)
         if address is None:
@@ -132,7 +132,7 @@ class RemotingPeerClient:
     def _judge(
         self, peer: str, group: str, response: type[ResponseT], on_done: AnswerCallback[ResponseT], outcome: Outcome
     ) -> None:
-        """Pass on an answer, or say what is wrong with it."""
+        """Pass on an answer, or a PeerError that says what is wrong with it."""
         if isinstance(outcome, RemotingError):
             on_done(PeerError(f"{peer}: {outcome}"))
             return
@@ -153,7 +153,7 @@ class RemotingPeerClient:
 
 
 def settle(future: asyncio.Future[Any], answer: Response | PeerError) -> None:
-    """Hand an answer to a future whose owner may have given it up."""
+    """Settle a future with an answer or an error. Its owner may have given up."""
     if future.done():
         return
     if isinstance(answer, PeerError):

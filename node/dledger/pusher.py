@@ -26,7 +26,7 @@ __all__ = ["DLedgerEntryPusher"]
 class DLedgerEntryPusher:
     """Pushes the log to the peers while this member leads, takes pushes while it follows.
 
-    The `make_...` methods are there to be overridden: a test may put in a part with a known bug.
+    The `make_...` methods are meant to be overridden: a test can inject a part with a known bug.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DLedgerEntryPusher:
         state.members.add_listener(self._members_changed)
         self._lead_term = -1
         self.transferee: str | None = None
-        """The member that is about to be given the lead: no more is appended meanwhile."""
+        """The member that leadership is being transferred to: nothing more is appended meanwhile."""
         state.add_role_listener(self._role_changed)
         store.add_progress_listener(self._progressed)
         self._wakes = False
@@ -95,7 +95,7 @@ class DLedgerEntryPusher:
             dispatcher.start()
 
     async def stop(self) -> None:
-        """End; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
+        """Stop; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
         self._is_running = False
         self.checker.end_term()
         for dispatcher in self.dispatchers.values():
@@ -104,7 +104,7 @@ class DLedgerEntryPusher:
         await self.handler.stop()
 
     def _members_changed(self) -> None:
-        """The group has changed: push to the new member, and to the former one no more."""
+        """The group has changed: start pushing to new members, and stop pushing to former ones."""
         peers = self._state.peer_ids
         for peer in [each for each in self.dispatchers if each not in peers]:
             dispatcher = self.dispatchers.pop(peer)
@@ -120,22 +120,22 @@ class DLedgerEntryPusher:
         self.checker.members_changed()
 
     def elected(self, term: int) -> None:
-        """This member has just become leader of `term`: count for it, and append its no-op, with whose commitment
-        all earlier entries are committed. Raises DLedgerError DISK_ERROR or DISK_FULL."""
+        """This member has just become leader of `term`: start to count acknowledgements, and append the term's no-op,
+        which commits all earlier entries with it. Raises DLedgerError DISK_ERROR or DISK_FULL."""
         self.check_disk()
         self._lead_term = term
         self.checker.begin_term(term)
         self.append_noop()
 
     def append_noop(self) -> Entry:
-        """Append an entry without a body in the present term. Nobody waits for it."""
+        """Append an entry without a body in the current term. Nobody waits for it."""
         return self._appended(self._store.append_as_leader(self._lead_term, 0, lambda _: b"", magic=NOOP_MAGIC))
 
     def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
-        """Append an entry in the present term; the future is done when it is committed.
+        """Append an entry in the current term; the future is done when it is committed.
 
-        Synchronous: no other entry comes between the position that `encode_body` gets and the append. Raises
-        DLedgerError NOT_LEADER, LEADER_TRANSFERRING, LEADER_PENDING_FULL, DISK_ERROR, DISK_FULL,
+        Synchronous: no other entry can be appended between the call of `encode_body`, which gets the position, and the
+        append. Raises DLedgerError NOT_LEADER, LEADER_TRANSFERRING, LEADER_PENDING_FULL, DISK_ERROR, DISK_FULL,
         UNEXPECTED_ARGUMENT; nothing was appended then.
         """
         self.check_room()
@@ -146,11 +146,11 @@ class DLedgerEntryPusher:
     def append_batch(
         self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], on_done: AppendCallback
     ) -> tuple[int, int, int]:
-        """The same for bodies of these sizes, one behind the other, all or none; `encode` gets their positions, and
-        `on_done` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
+        """As `append` for consecutive entries with bodies of these sizes, all or none; `encode` gets their positions,
+        `on_done` the outcome of the last. Returns the first index, the last index and the term. Raises as `append`."""
         self.check_room(len(sizes))
         self.check_disk()
-        self._wake_dispatchers()  # before the writer: followers get the entries while this disk does
+        self._wake_dispatchers()  # before the writer: followers get the entries while this disk writes them
         batches = self._store.append_batch_as_leader(self._lead_term, sizes, encode)
         last = AppendResult(batches[-1].last_index, batches[-1].last_pos, self._lead_term)
         self.checker.register_batch(last, len(sizes), on_done)
@@ -158,7 +158,7 @@ class DLedgerEntryPusher:
         return batches[0].first_index, last.index, self._lead_term
 
     def append_members(self, peers: Mapping[str, str]) -> asyncio.Future[AppendResult]:
-        """Append an entry that says who belongs to the group; from now on these do. Errors as for `append`."""
+        """Append an entry that makes `peers` the group, which takes effect at once. Errors as for `append`."""
         self.check_room()
         self.check_disk()
         body = encode_members(peers)
@@ -166,14 +166,14 @@ class DLedgerEntryPusher:
         return self.checker.register(self._appended(entry))
 
     def append_noop_and_wait(self) -> asyncio.Future[AppendResult]:
-        """The same for an entry without a body: done when a quorum has it. Errors as for `append`."""
+        """As `append`, for an entry without a body."""
         self.check_room()
         self.check_disk()
         return self.checker.register(self.append_noop())
 
     def check_room(self, count: int = 1) -> None:
-        """For `count` more appends. Raises DLedgerError NOT_LEADER; LEADER_TRANSFERRING while the lead is given away;
-        LEADER_PENDING_FULL when too much waits for the quorum or the disk."""
+        """Raises DLedgerError if `count` more appends are not possible: NOT_LEADER; LEADER_TRANSFERRING during a
+        transfer of leadership; LEADER_PENDING_FULL if too much waits for the quorum or the disk."""
         if not self._state.is_leader or self._state.term != self._lead_term:
             raise DLedgerError(
                 DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
@@ -198,7 +198,7 @@ class DLedgerEntryPusher:
             raise DLedgerError(code, str(self._store.writer.failure))
 
     def handle_push(self, request: PushEntryRequest, on_done: Callable[[PushEntryResponse], object]) -> None:
-        """A push of the leader that this member follows; `on_done` gets the answer."""
+        """Handle a push of the leader that this member follows; `on_done` gets the answer."""
         self.handler.handle_push(request, on_done)
 
     def _appended(self, entry: Entry) -> Entry:
@@ -230,7 +230,7 @@ class DLedgerEntryPusher:
             dispatcher.committed()
 
     def _wake_dispatchers(self) -> None:
-        """Soon, once for all appends of this turn of the loop: they go out together."""
+        """Wake them soon, once for all appends of this turn of the event loop, which then go out together."""
         if not self._wakes:
             self._wakes = True
             asyncio.get_running_loop().call_soon(self._wake_them)

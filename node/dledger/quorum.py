@@ -1,10 +1,10 @@
 """How far a quorum has the log: water marks, commitment, and the appends that wait for it (QuorumAckChecker, S0, S2).
 
-Each member has a water mark for the leader's term: up to which index it has said that its log is the leader's.
+Each member has a water mark for the leader's term: the index up to which it has confirmed that its log is the leader's.
 The leader's own is what its disk has (`acked_index` of the store). The largest index that a quorum's marks reach is the
 quorum index; it becomes the committed index only if its entry is of the leader's own term. Entries of earlier
-terms are committed with it, never by themselves: a quorum may hold one and still lose it to another leader (Raft
-5.4.2, Figure 8). DLedger counts them (dledger#4).
+terms are committed with it, never on their own: a quorum may hold one and still lose it to another leader (Raft
+5.4.2, Figure 8). DLedger counts those as well (dledger#4).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ logger = logging.getLogger("node.dledger.pusher")
 class AppendResult(NamedTuple):
     """A committed entry: its index, the position of its first byte, its term. The body lies at `pos` + 48."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     pos: int
     term: int
 
 
 AppendCallback = Callable[[AppendResult | DLedgerError], object]
-"""Called once, with what became of an append. Must not raise."""
+"""Called once, with the outcome of an append. Must not raise."""
 
 
 class _Pending(NamedTuple):
-    """Entries that were appended together: how many, and what is said when the last is committed."""
+    """Entries that were appended together: how many, and the result to report when the last is committed."""
 
     result: AppendResult
     entries: int
@@ -76,7 +76,7 @@ class QuorumAckChecker:
         self._report()
 
     def end_term(self) -> None:
-        """This member leads no more: whoever waits for an append is told TERM_CHANGED, which is not a failure."""
+        """This member no longer leads: pending appends end with TERM_CHANGED, which does not mean that they failed."""
         self._term = -1
         self.clear_other_terms(-1)
         for timer in (self._timeout_timer, self._report_timer):
@@ -104,7 +104,7 @@ class QuorumAckChecker:
         return self._pending_count if self._term >= 0 else 0
 
     def register(self, entry: Entry) -> asyncio.Future[AppendResult]:
-        """A future for the commitment of an entry that was just appended in the present term.
+        """A future for the commitment of an entry that was just appended in the current term.
 
         It fails with DLedgerError WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED; both leave the entry's fate open.
         """
@@ -113,8 +113,8 @@ class QuorumAckChecker:
         return future
 
     def register_batch(self, last: AppendResult, entries: int, on_done: AppendCallback) -> None:
-        """The same for so many entries that follow each other, without a future: `on_done` gets the last one's
-        outcome."""
+        """The same for this many consecutive entries, with a callback instead of a future: `on_done` gets the outcome
+        of the last one."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timing.ack_timeout_ms / 1000
         self._pending_by_term[self._term].append(_Pending(last, entries, deadline_s, on_done))
@@ -151,11 +151,11 @@ class QuorumAckChecker:
     # Water marks
 
     def watermark(self, term: int, member_id: str) -> int:
-        """Up to which index `member_id` has the log of the leader of `term`; -1 when not known."""
+        """The index up to which `member_id` has the log of the leader of `term`; -1 if not known."""
         return self._watermarks_by_term.get(term, {}).get(member_id, -1)
 
     def watermarks(self) -> dict[str, int]:
-        """All marks of the present term, this member's own as of now; empty when this member does not lead."""
+        """All marks of the current term, this member's own as of now; empty if this member does not lead."""
         marks = dict(self._watermarks_by_term.get(self._term, {}))
         if marks and self._state.members.includes_self:
             marks[self._state.self_id] = self._store.acked_index
@@ -169,14 +169,14 @@ class QuorumAckChecker:
             self.wakeup()
 
     def set_watermark(self, term: int, member_id: str, index: int) -> None:
-        """The result of a comparison: exactly this far the peer's log is the leader's."""
+        """Record the result of a comparison: the peer's log is the leader's exactly up to `index`."""
         marks = self._watermarks_by_term.get(term)
         if marks is not None and member_id in marks:
             marks[member_id] = index
             self.count()
 
     def update_watermark(self, term: int, member_id: str, index: int) -> None:
-        """An acknowledgement: the peer has the log up to `index`. Never lowers a mark; other terms are ignored."""
+        """Record an acknowledgement: the peer has the log up to `index`. Never lowers a mark; ignores other terms."""
         marks = self._watermarks_by_term.get(term)
         if marks is not None and index > marks.get(member_id, index):
             marks[member_id] = index
@@ -184,7 +184,7 @@ class QuorumAckChecker:
                 self.count()
 
     def wakeup(self) -> None:
-        """Count in the next turn of the loop, when whoever appends now has registered."""
+        """Count in the next turn of the event loop, when the appends of this turn have been registered."""
         if not self._scheduled and self._term >= 0:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._count_soon)
@@ -215,7 +215,7 @@ class QuorumAckChecker:
             logger.error("cannot read the entry that a quorum has: %s", error)
 
     def _report(self) -> None:
-        """Log the water marks where they have moved, and look for appends that were forgotten (a leak)."""
+        """Log the water marks if they have moved, and count again, for appends that were forgotten (a leak)."""
         loop = asyncio.get_running_loop()
         interval_s = self._timing.watermark_log_interval_ms / 1000
         self._report_timer = loop.call_later(interval_s, self._report)
@@ -241,4 +241,4 @@ def _settle(future: asyncio.Future[AppendResult], outcome: AppendResult | DLedge
         future.set_result(outcome)
     else:
         future.set_exception(outcome)
-        future.exception()  # its owner may have gone away; that is no reason to complain
+        future.exception()  # its owner may have gone away; asyncio need not warn of that

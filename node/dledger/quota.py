@@ -1,4 +1,4 @@
-"""How much may go to one peer in a second (S0, S2; R: peerPushQuota)."""
+"""Limits how much is sent to one peer in a second (S0, S2; R: peerPushQuota)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["Quota"]
 
 SECOND_NS = 1_000_000_000
 MAX_FACTOR = 64
-"""More than twenty times 64 MB a second no disk takes for long, so that this is no quota any more."""
+"""With the default quota, 64 times 20 MiB a second is more than a disk sustains, and so no limit any more."""
 
 
 class Quota:
-    """Bytes that may be sent in each second of a clock; in the one in which sending begins, for what is left of it.
+    """Bytes that may be sent in each second of a clock; the second in which sending begins is counted pro rata.
 
     A peer that has used up a second's bytes and is no nearer than it was a second before, because as much was appended
-    meanwhile, would never arrive: it gets twice as much from the next second on, for as long as it is throttled.
+    meanwhile, would never catch up: its quota is doubled from the next second on, for as long as it is throttled.
     """
 
     def __init__(self, limit_bytes: int, now_ns: Callable[[], int]) -> None:
@@ -33,8 +33,8 @@ class Quota:
         self._left_bytes -= size_bytes
 
     def wait_ns(self, behind_bytes: int | None = None) -> int:
-        """Until the next second when this one's bytes are used up; 0 while some are left. `behind_bytes`: how far the
-        peer is behind, where that can grow."""
+        """Time until the next second if this one's bytes are used up; 0 while some are left. `behind_bytes`: how far
+        the peer is behind, if that can grow."""
         now_ns = self._turn()
         if self._left_bytes > 0:
             return 0

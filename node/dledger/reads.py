@@ -1,15 +1,15 @@
-"""Making a read safe: the moment at which a member knows that no write can have been acknowledged that it lacks.
+"""Makes a read safe: the index up to which a member must apply the log so that it lacks no acknowledged write.
 
-`read_barrier` returns an index. A reader that has applied the log up to there sees every write that was
-acknowledged before it asked (linearizable), if the mode is not UNSAFE:
+`read_barrier` returns this index. A reader that has applied the log up to there sees every write that was
+acknowledged before it asked (linearizable), unless the mode is UNSAFE:
 
-    READ_INDEX  the leader notes its committed index and lets a quorum confirm that it leads (Raft 6.4)
-    LEASE       the same without asking, while a quorum stands by it for longer than clocks can differ
+    READ_INDEX  the leader notes its committed index and has a quorum confirm that it leads (Raft 6.4)
+    LEASE       the same without asking, while a quorum is bound to it by a lease, with a margin for clock drift
     LOG         the leader commits an empty entry first
-    UNSAFE      whatever this member has, at once; any member, any age
+    UNSAFE      this member's committed index, at once; from any member, however stale
 
-A leader may use its committed index only once an entry of its own term is committed: before, it may not know
-yet what its predecessor had committed. DLedger offers the last two only (R).
+A leader may use its committed index only once an entry of its own term is committed: before that, it may not know
+what its predecessor had committed. DLedger offers only the last two (R).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from node.dledger.store import DLedgerStore
 __all__ = ["IndexCallback", "ReadBarrier"]
 
 IndexCallback = Callable[[int | DLedgerError], object]
-"""Called once, with the index of a barrier or with why there is none. Must not raise."""
+"""Called once, with the index of a barrier or the reason why there is none. Must not raise."""
 
 
 class ReadBarrier:
-    """Answers how far the log must be applied before a read may be served."""
+    """Determines how far the log must be applied before a read may be served."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class ReadBarrier:
         return index
 
     def ask(self, mode: ReadMode, on_done: IndexCallback) -> bool:
-        """As `barrier` without a task, where a read waits for a quorum at most: `on_done` is called once, maybe before
-        this returns. False, and nothing is called, where it may have to wait for more. Raises as `barrier`."""
+        """As `barrier` without a task, if the read waits for no more than a quorum: `on_done` is called once, maybe
+        before this returns. Returns False, and calls nothing, if it may have to wait for more. Raises as `barrier`."""
         if mode is ReadMode.UNSAFE:
             on_done(self._store.committed_index)
             return True
@@ -102,19 +102,18 @@ class ReadBarrier:
         on_done(index if error is None else error)
 
     def require_leadership(self) -> Leadership:
-        """The present lead. Raises DLedgerError NOT_LEADER."""
+        """The current leadership. Raises DLedgerError NOT_LEADER."""
         leadership = self._elector.leadership
         if leadership is None or not self._state.is_leader:
             raise self._not_leader()
         return leadership
 
     def has_committed_in_term(self, term: int) -> bool:
-        """Whether the committed index is this leader's own: its last entry is of the present term."""
+        """Whether the last committed entry is of `term`."""
         return self._store.term_at(self._store.committed_index) == term
 
     def confirm_leadership(self, leadership: Leadership, on_done: ConfirmationCallback) -> None:
-        """Call `on_done` when a quorum has answered heartbeats that were sent from now on; see
-        Leadership.confirm_then."""
+        """Call `on_done` when a quorum has answered heartbeats sent from now on; see Leadership.confirm_then."""
         leadership.confirm_then(on_done)
 
     def _not_leader(self) -> DLedgerError:
@@ -141,7 +140,7 @@ class ReadBarrier:
             waiting.exception()  # whoever has waited may have given up
 
     async def _commit_noop(self) -> AppendResult:
-        """Commit an empty entry that is appended after this call; calls of one turn of the loop share it."""
+        """Commit an empty entry that is appended after this call; calls in one turn of the event loop share it."""
         if self._next_noop is None:
             self._next_noop = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(self._append_noop, self._next_noop)

@@ -1,19 +1,19 @@
-"""Finding the log again after a stop, a crash or a power cut.
+"""Recovers the log after a stop, a crash or a power cut.
 
-The end of the log is found by reading entries forward from a place that is known to be good. Where that stops,
-either an unfinished write was torn or the disk has damaged something that had been durable. The first is ordinary
-and is cut off, nobody was ever told of it. The second must never be cut off: an entry that this member has
-acknowledged may be committed, and a log that quietly became shorter could elect a leader without it. What tells
-them apart is evidence of how far the log had been durable:
+The end of the log is found by reading entries forward from a position that is known to be good. Where that stops,
+either a write was torn or the disk has damaged something that was durable. A torn write is normal and is cut
+off: it was never acknowledged. Damage must never be cut off: an entry that this member has acknowledged may be
+committed, and members with silently shortened logs could elect a leader without it. What tells the two apart is
+evidence of how far the log was durable:
 
 - the checkpoint,
-- tail marks: each write leaves one behind its entries that says where the write began,
+- tail marks: each write leaves one after its entries that records how far the log was durable before the write,
 - units of the index: they reach their files only after the entries they point to are durable.
 
-If the log cannot be read up to the furthest of these, recovery ends in LedgerCorrupt, which names file and byte.
-So it does where every sector of what cannot be read was written (`torn_write.py`): of the last write of a killed
-process there is no other evidence. A power cut can take unsynced bytes in any order, so that entries of the last write
-stand behind a torn one: they are cut off with it.
+If the log cannot be read up to the furthest of these, recovery ends in LedgerCorrupt, which names file and byte. So it
+does if every sector of the unreadable entry was written (`torn_write.py`): for the last write of a killed process there
+is no other evidence. A power cut can lose unsynced bytes in any order, so intact entries of the last write may follow a
+torn one: they are cut off with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["SCAN_SIZE_BYTES", "LogScan", "Recovered", "recover"]
 logger = logging.getLogger("node.dledger.store")
 
 SCAN_SIZE_BYTES = 64 * 1024 * 1024
-"""How much of the newest log is verified at start: a second or two. What is older is verified when it is read."""
+"""How much of the newest log is verified at start, in a second or two. Older entries are verified when read."""
 
 _WINDOW_SIZE_BYTES = 1024 * 1024
 
@@ -55,11 +55,11 @@ class Recovered:
     last: Entry | None = None
     committed_index: int = -1
     members: tuple[tuple[int, dict[str, str]], ...] = ()
-    """What entries say of who belongs to the group: their indices and the groups."""
+    """The groups that entries define, with the entries' indices."""
 
 
 class LogScan:
-    """Reads entries forward from `position` until something is no entry; `reason` then says what was met."""
+    """Reads entries forward from `position` until something is not an entry; `reason` then says what is wrong."""
 
     def __init__(self, data: SegmentedFile, position: int, *, next_index: int | None, chain_crc: int | None) -> None:
         self._data = data
@@ -68,14 +68,14 @@ class LogScan:
         self._window = b""
         self._window_at = position
         self.position = position
-        """Behind the last good entry."""
+        """Position after the last good entry."""
         self.stopped_at = position
-        """Where something stands that is no entry: there, or behind the blank that follows."""
+        """Position of what is not an entry: `position`, or after the blank there."""
         self.first: Entry | None = None
         self.last: Entry | None = None
         self.units = bytearray()
         self.members: dict[int, dict[str, str]] = {}
-        """By index, what the entries that were read say of who belongs to the group."""
+        """The groups that the entries read define, by the entries' indices."""
         self.reason = ""
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class LogScan:
 
 
 async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES) -> Recovered:
-    """Open what the files hold and bring them into order: a torn tail is cut off, the index made to fit.
+    """Open the files and repair them: a torn tail is cut off, and the index is made to match.
 
     Afterwards everything that is left is durable. Raises LedgerCorrupt, SegmentError, OSError.
     """
@@ -139,7 +139,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     begin, scan = _start(files, scan_size_bytes)
     scan.run()
     durable = _durable_position(files, checkpoint, scan)
-    if problem := data.first_gap(durable):  # also in files that are too old to be read now
+    if problem := data.first_gap(durable):  # also among files too old to be read now
         raise SegmentError(f"{problem}, although the log had been durable up to position {durable}")
     if not is_torn_write(data, scan.stopped_at):
         raise files.error_at(scan.stopped_at, f"{scan.reason}, although all of it had been written")
@@ -153,7 +153,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     if data.end_position != scan.position:
         await data.truncate(scan.position)
     await data.write_again(durable)
-    # Not before the entries are durable: a unit that outlives them in a power cut would say that they had been.
+    # Not before the entries are durable: a unit that outlives them in a power cut would claim that they were.
     first_index = scan.first.index if scan.first is not None else last.index + 1
     await files.index.replace_from(first_index, bytes(scan.units))
     await files.mark_tail()
@@ -171,7 +171,7 @@ def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogS
     data, index = files.data, files.index
     begin = data.begin_position
     if data.end_position - begin > scan_size_bytes:
-        # Never beyond the checkpoint: what changes the group behind it is known from the entries alone.
+        # Never beyond the checkpoint: changes of the group after it are known only from the entries.
         unit = _unit_before(files, min(data.end_position - scan_size_bytes, files.checkpoint.durable_pos))
         if unit is not None and unit.pos > begin:
             try:
@@ -206,7 +206,7 @@ def _unit_before(files: LedgerFiles, position: int) -> IndexUnit | None:
 
 
 def _entry_at(data: SegmentedFile, position: int, unit: IndexUnit | None) -> Entry:
-    """The entry at `position`, which is to be the one that `unit` describes. Raises BadEntry."""
+    """The entry at `position`, which must be the one that `unit` describes, if given. Raises BadEntry."""
     header = data.read(position, HEADER_SIZE_BYTES)
     size_bytes = int.from_bytes(header[4:8], "big", signed=True)
     if not HEADER_SIZE_BYTES <= size_bytes <= data.room_at(position):
@@ -218,7 +218,7 @@ def _entry_at(data: SegmentedFile, position: int, unit: IndexUnit | None) -> Ent
 
 
 def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan) -> int:
-    """Up to where there is evidence that the log had been durable. Raises LedgerCorrupt when that is beyond what
+    """The position up to which there is evidence that the log was durable. Raises LedgerCorrupt if that is beyond what
     could be read."""
     end = scan.position
     last_index = scan.last.index if scan.last is not None else -1
@@ -230,7 +230,7 @@ def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan)
 
 
 def _marked_durable(data: SegmentedFile, end: int) -> int:
-    """What the tail marks say: the one where reading stopped, or the one at the very end of the file."""
+    """The durable position in the tail marks: the one where reading stopped, or the one at the end of the last file."""
     at_stop = tail_mark_at(data.read(end, TAIL_MARK_SIZE_BYTES), 0, end)
     mark_at = data.end_position - TAIL_MARK_SIZE_BYTES
     at_end = tail_mark_at(data.read(mark_at, TAIL_MARK_SIZE_BYTES), 0, mark_at)
@@ -238,9 +238,9 @@ def _marked_durable(data: SegmentedFile, end: int) -> int:
 
 
 def _indexed_until(files: LedgerFiles, last_index: int, end: int) -> int:
-    """Up to which position the index files have units: for the readable entries, or continuing the log beyond.
+    """The position up to which the index files have units, for the readable entries or continuing beyond them.
 
-    A unit counts only if it fits to the one before it, so that a damaged index accuses nobody.
+    Beyond them, a unit counts only if it continues the previous one, so that a damaged index raises no false alarm.
     """
     _, file_end = files.index.file_range()
     if file_end <= last_index:
@@ -265,7 +265,7 @@ def _report_cut(files: LedgerFiles, scan: LogScan) -> None:
 
 
 async def _forget(files: LedgerFiles) -> Checkpoint:
-    """The log was to begin anew, and this member stopped before that was done: go to the end with forgetting it."""
+    """This member stopped in the middle of a reset of the log: finish removing the old log."""
     logger.warning("what is left of a log that was to be forgotten is removed")
     await files.index.reset(0)
     await files.data.reset(0)
@@ -274,7 +274,7 @@ async def _forget(files: LedgerFiles) -> Checkpoint:
 
 
 async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:
-    """Nothing was ever durable here: begin at position 0, whatever an interrupted reset has left."""
+    """Nothing was ever durable here: begin at position 0, whatever an interrupted reset has left behind."""
     if checkpoint != Checkpoint(members=checkpoint.members):
         await _write_empty(files)
     await files.index.reset(0)
@@ -283,7 +283,7 @@ async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:
 
 
 async def _write_empty(files: LedgerFiles) -> None:
-    """Nothing is in the log; who belongs to the group is still known."""
+    """Write the checkpoint of an empty log, which keeps the group's members."""
     members = files.checkpoint.members
     async with files.index_lock:
         await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0, members=members)

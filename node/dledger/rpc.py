@@ -21,11 +21,11 @@ __all__ = [
 
 
 JSON_CODES = 20_000
-"""What DLedger's own request code is greater than that of the binary form, since the binary header has 16 bits."""
+"""DLedger's own request codes are this much greater than those of the binary format, whose header has 16 bits."""
 
 
 class DLedgerRequestCode(enum.IntEnum):
-    """Remoting request codes of a member, for messages in the binary form; DLedger's own, 20,000 above, take JSON."""
+    """Remoting request codes of a member, for the binary format; DLedger's own, 20,000 higher, take JSON."""
 
     METADATA = 30000
     APPEND = 30001
@@ -36,7 +36,7 @@ class DLedgerRequestCode(enum.IntEnum):
     LEADERSHIP_TRANSFER = 31005
     INSTALL_SNAPSHOT = 31006
     CHANGE_MEMBERS = 31007
-    """Not of DLedger, which has no such thing, nor is the next; its codes end at 51006."""
+    """This one and the next are not in DLedger, whose codes end at 51006."""
     MEMBERS = 31008
 
 
@@ -98,7 +98,7 @@ class PushType(enum.IntEnum):
 
 
 class Role(enum.Enum):
-    """What a member is at present."""
+    """A member's current role."""
 
     CANDIDATE = "CANDIDATE"
     FOLLOWER = "FOLLOWER"
@@ -106,7 +106,7 @@ class Role(enum.Enum):
 
 
 class ReadMode(enum.Enum):
-    """What a read is made safe by."""
+    """How a read is made safe; see `node.dledger.reads`."""
 
     READ_INDEX = "read_index"
     LEASE = "lease"
@@ -128,7 +128,7 @@ INDEFINITE_CODES = frozenset(
 
 
 class DLedgerError(Exception):
-    """An operation was refused or is in doubt; `code` is a DLedgerCode, `leader_id` a hint where known."""
+    """An operation was refused or is in doubt; `code` is a DLedgerCode, `leader_id` a hint if known."""
 
     def __init__(self, code: DLedgerCode, message: str = "", *, leader_id: str | None = None) -> None:
         super().__init__(f"{code.name}: {message}" if message else code.name)

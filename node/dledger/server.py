@@ -1,7 +1,7 @@
 """One member of a DLedger group: a log that a quorum of members agrees on.
 
-Put together from its parts, each made by a `make_...` method that may be overridden, and served on an address of
-its own. See the modules for what each does; the contract of the whole:
+A member is composed of parts, each made by a `make_...` method that may be overridden, and is served on its own
+address. Each part's module describes it; the contract of the whole:
 
 - An append is acknowledged once a quorum has it on disk (flush mode `sync`), and then it is never lost while
   a majority's disks keep what they synced.
@@ -72,17 +72,17 @@ logger = logging.getLogger("node.dledger.elector")
 RequestT = TypeVar("RequestT", bound=Request)
 
 _Later = Callable[[Callable[[Response], None]], None]
-"""Goes on with a request, and tells its argument the answer when there is one."""
+"""Continues a request, and calls its argument with the answer when there is one."""
 
 _FIRST_JSON_CODE = int(DLedgerRequestCode.METADATA) + JSON_CODES
 
 MAX_GET_ENTRIES = 1000
 MAX_GET_BYTES = 1024 * 1024
-"""Of one answer to GET."""
+"""Limits of one answer to GET."""
 
 
 class DLedgerServer:
-    """A member. Listeners may be added before `start`; `store` and `member_state` are filled by it."""
+    """One member. Listeners may be added before `start`, which loads `store` and `member_state`."""
 
     def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
         self.config = config
@@ -93,7 +93,7 @@ class DLedgerServer:
         self.snapshots = self.make_snapshots()
         self.snapshot_receiver = self.make_snapshot_receiver()
         self.machine: StateMachineCaller | None = None
-        """What applies the log to a state machine; None where nothing does, or something that was attached itself."""
+        """Applies the log to a state machine; None if nothing does, or something attached to `snapshots` directly."""
         self.pusher = self.make_pusher()
         self.elector = self.make_elector()
         self.reads = self.make_reads()
@@ -135,7 +135,7 @@ class DLedgerServer:
         return SnapshotReceiver(self.config, self.runtime.disk, self.member_state, self.snapshots)
 
     def apply_to(self, machine: StateMachine) -> StateMachineCaller:
-        """Apply what is committed to `machine`, from `start` on, and take snapshots of it."""
+        """Apply committed entries to `machine`, from `start` on, and take snapshots of it."""
         self.machine = StateMachineCaller(machine, self.store, self.snapshots)
         self.snapshots.attach(self.machine)
         return self.machine
@@ -159,7 +159,7 @@ class DLedgerServer:
         )
 
     async def start(self) -> None:
-        """Recover, listen, and take part.
+        """Recover the log, listen, and take part in the group.
 
         Raises LedgerCorrupt when the log or the member's state is damaged (names file and byte), SegmentError when
         it was written with another segment size, OSError when the disk or the address does not work.
@@ -184,7 +184,7 @@ class DLedgerServer:
         self.transfer.start()
 
     async def stop(self) -> None:
-        """Give up the lead, answer what is open, write what is pending, close everything."""
+        """Give up leadership, answer open requests, write what is pending, close everything."""
         await self.transfer.stop()
         await self.elector.stop()
         await self.pusher.stop()
@@ -214,14 +214,14 @@ class DLedgerServer:
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         on_done: Callable[[DLedgerError | None], object],
     ) -> tuple[int, int, int]:
-        """Append entries that follow each other; see `DLedgerEntryPusher.append_batch`. `on_done` gets None when all
-        are committed, or what the future of `append` would fail with."""
+        """Append consecutive entries; see `DLedgerEntryPusher.append_batch`. `on_done` gets None when all are
+        committed, or the error that the future of `append` would fail with."""
         return self.pusher.append_batch(
             sizes, encode, lambda outcome: on_done(outcome if isinstance(outcome, DLedgerError) else None)
         )
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """Entries of a batch are committed in their order, and by the same quorum."""
+        """Always: the entries of a batch are committed in order, and by the same quorum."""
         return True
 
     async def read_barrier(self, mode: ReadMode) -> int:
@@ -229,19 +229,19 @@ class DLedgerServer:
         return await self.reads.barrier(mode)
 
     def ask_barrier(self, mode: ReadMode, on_done: IndexCallback) -> bool:
-        """The same without a task, where that can be; see `ReadBarrier.ask`."""
+        """The same without a task, if possible; see `ReadBarrier.ask`."""
         return self.reads.ask(mode, on_done)
 
     async def transfer_leadership(self, member: str) -> None:
-        """Give the lead to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""
+        """Transfer leadership to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""
         await self.transfer.give(member)
 
     async def add_member(self, member: str, address: str) -> int:
-        """Let `member`, which others dial at `address`, belong to the group; see `MemberChange.change`."""
+        """Add `member`, which others dial at `address`, to the group; see `MemberChange.change`."""
         return await self.members.change(member, address)
 
     async def remove_member(self, member: str) -> int:
-        """Let `member` belong to the group no longer; see `MemberChange.change`. A leader may remove itself."""
+        """Remove `member` from the group; see `MemberChange.change`. A leader may remove itself."""
         return await self.members.change(member, None)
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
@@ -253,7 +253,7 @@ class DLedgerServer:
         self.member_state.add_role_listener(listener)
 
     def status(self) -> dict[str, Any]:
-        """What this member knows of itself, for people and for checks."""
+        """This member's view of its own state, for operators and for checks."""
         state, store, writer = self.member_state, self.store, self.store.writer
         return {
             "selfId": state.self_id,
@@ -314,7 +314,7 @@ class DLedgerServer:
         answer_kind: type[Response],
         handle: Callable[[RequestT], Response | Awaitable[Response] | _Later],
     ) -> Processor:
-        """Decode, check who is meant, handle, and answer whatever happens with a code."""
+        """Decode a request, check that it is for this member, handle it, and answer with a code in any case."""
 
         async def when_done(command: Command, answer: Awaitable[Response]) -> Command:
             try:
@@ -349,8 +349,8 @@ class DLedgerServer:
         return process
 
     def _compare_leases(self, member: str, lease_ms: str) -> None:
-        """Say where a leader counts on its followers for another time than this member stands by it. Its reads by a
-        lease, or those of the next leader, may then be stale, and nothing else tells."""
+        """Warn if a leader has another lease than this member. Lease reads of this leader, or of the next one, may then
+        be stale, and nothing else reveals it."""
         own_ms = self.config.timing.lease_ms
         if self._leases_ms.get(member, str(own_ms)) != lease_ms and self.member_state.is_member(member):
             self._leases_ms[member] = lease_ms

@@ -1,13 +1,13 @@
-"""Snapshots: what was made of the committed log up to an entry, and the files that they lie in.
+"""Snapshots: the state made of the committed log up to an entry, and the files that hold them.
 
     <data_dir>/dledger/snapshot/<20-digit index>-<term>
 
-Index and term are those of the last entry included. A file is a document (`document`) of two lines that names them, the
-group as it was then, and each of the state's files with its size and CRC-32; the files' bytes follow, one behind the
-other. A snapshot is one file so that it appears as a whole or not at all: written aside, synced, renamed, and only then
-does an older one go (SnapshotManager; R keeps 3).
+Index and term are those of the last entry included. A file starts with a document (`document`) of two lines that names
+them, the group at that entry, and each of the state's files with its size and CRC-32; the files' bytes follow,
+concatenated. A snapshot is one file so that it appears as a whole or not at all: it is written aside, synced and
+renamed, and only then is an older one removed (SnapshotManager; R keeps 3).
 
-What does not read back is never used. The one before is as good, as long as the log still holds what follows it.
+A snapshot that does not read back is never used. The previous one is as good while the log holds what follows it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["MAX_SNAPSHOT_BYTES", "DamagedSnapshot", "Snapshot", "SnapshotFiles",
 logger = logging.getLogger("node.dledger.snapshot")
 
 MAX_SNAPSHOT_BYTES: Final = 256 * 1024 * 1024
-"""Of a snapshot: it is held in memory while it is made, sent and read. A broker's half million consumer offsets and ten
-thousand topics come to some 60 MB."""
+"""The largest snapshot: it is held in memory while it is made, sent and read. A broker's half million consumer offsets
+and ten thousand topics come to some 60 MB."""
 
 MAX_FILES: Final = 1000
-"""Of one snapshot."""
+"""The most files in one snapshot."""
 
 MAX_FILE_NAME_CHARACTERS: Final = 128
 
@@ -40,24 +40,24 @@ _NAME: Final = re.compile(r"(\d{20})-(\d+)")
 
 
 class DamagedSnapshot(Exception):
-    """The bytes are no snapshot, or not the one that was asked for; the text says why."""
+    """The bytes are not a snapshot, or not the one that was asked for; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state that the log up to and with entry `index` of `term` makes, as files by name."""
+    """The state after entry `index` of `term` was applied, as files by name."""
 
     index: int
     term: int
     files: Mapping[str, bytes]
     members_index: int = -1
-    """The entry that says who belonged to the group at `index`; -1 where only the configuration does."""
+    """The entry that defined the group as of `index`; -1 if only the configuration did."""
     members: Mapping[str, str] = field(default_factory=dict)
-    """Ids and addresses of those; empty where only the configuration says."""
+    """Ids and addresses of that group's members; empty if only the configuration defined it."""
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """A snapshot's bytes, the same for the same state. Raises ValueError where it is larger than one may be."""
+    """A snapshot's bytes, the same for the same state. Raises ValueError if it is too large."""
     names = sorted(snapshot.files)
     head = encode_document(
         {
@@ -75,7 +75,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """The snapshot in some bytes, every file of it verified. Raises DamagedSnapshot."""
+    """Decode a snapshot and verify each of its files. Raises DamagedSnapshot."""
     end = data.find(b"\n", data.find(b"\n") + 1) + 1
     if end <= 0:
         raise DamagedSnapshot("it has no head")
@@ -111,7 +111,7 @@ def _number(head: Mapping[str, Any], name: str) -> int:
 
 
 def _entries(content: Any) -> Iterable[tuple[str, int, int]]:
-    """What a head says of the files: names, sizes, CRCs."""
+    """The files listed in a head: names, sizes, CRCs."""
     if not isinstance(content, list) or len(content) > MAX_FILES:
         raise DamagedSnapshot("its head names no files")
     names = set()
@@ -138,7 +138,7 @@ class SnapshotFiles:
         self._damaged: set[str] = set()
 
     def names(self) -> list[str]:
-        """Of the files that are there, the oldest first."""
+        """Names of the snapshots' files, the oldest first."""
         found = [name for name in self._disk.list(self.directory) if _NAME.fullmatch(name)]
         return sorted(found, key=_place)
 
@@ -151,11 +151,11 @@ class SnapshotFiles:
         return snapshot, data
 
     def parse(self, data: bytes) -> Snapshot:
-        """What some bytes hold. Raises DamagedSnapshot."""
+        """Decode a snapshot. Raises DamagedSnapshot."""
         return decode_snapshot(data)
 
     def readable(self) -> Iterable[tuple[Snapshot, bytes]]:
-        """Every snapshot that reads back, the newest first; the others are logged and go with the next `save`."""
+        """Every snapshot that reads back, the newest first; the others are logged and removed by the next `save`."""
         for name in reversed(self.names()):
             try:
                 yield self.read(name)
@@ -166,17 +166,17 @@ class SnapshotFiles:
 
     @property
     def damaged(self) -> list[str]:
-        """Paths of those that were found damaged."""
+        """Paths of the snapshots that were found damaged."""
         return [f"{self.directory}/{name}" for name in sorted(self._damaged, key=_place)]
 
     async def confirm(self) -> None:
-        """Make the names of those that are there durable: the process before may have been killed while it saved one,
-        and the log is cut off up to the newest. Raises OSError."""
+        """Make the names of the existing snapshots durable: the previous process may have been killed while it saved
+        one, and the log may be removed up to the newest. Raises OSError."""
         if self.names():
             await self._disk.sync_dir(self.directory)
 
     async def save(self, snapshot: Snapshot, data: bytes) -> None:
-        """Keep a snapshot, durable on return, and then no more than so many. Raises OSError."""
+        """Save a snapshot, durable on return; then remove damaged ones and all but the newest ones. Raises OSError."""
         name = f"{snapshot.index:020d}-{snapshot.term}"
         self._disk.make_dirs(self.directory)
         await self._disk.write_file_atomic(f"{self.directory}/{name}", data)

@@ -1,13 +1,13 @@
-"""When snapshots are taken, which one counts, and what goes once there is one (SnapshotManager, R).
+"""When snapshots are taken, which one is used, and what is removed once there is one (SnapshotManager, R).
 
-A member takes them by itself, of its own committed state: after so many applied entries, before its log loses its
-beginning, and when a follower needs one that reaches further than those at hand. The rules that keep them safe:
+Each member takes its own, of its own committed state: after a number of applied entries, before its log loses its
+beginning, and when a follower needs one that reaches further than the existing ones. The rules that keep them safe:
 
 - A snapshot ends with a committed entry and names that entry's term. One that contradicts the log is not used.
-- The log gives up its beginning, or begins later, only behind a snapshot that is durable and read back.
+- The log loses its beginning, or begins later, only if a durable snapshot covers what is lost.
 - A state never goes back: a snapshot that ends before what is applied is not loaded.
 
-A log without a state machine (nothing attached) has none of this.
+A log to which no state is attached has no snapshots.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["SnapshotManager"]
 logger = logging.getLogger("node.dledger.snapshot")
 
 SAVE_SHARE = 0.1
-"""Of the time, at most, snapshots are being saved; the next one then waits."""
+"""The largest share of the time spent on saving snapshots; the next one waits accordingly."""
 
 RETRY_S = 10.0
-"""After one could not be written."""
+"""Pause after a snapshot could not be saved."""
 
 
 class SnapshotManager:
-    """The snapshots of one member. `attach` before `open`; without a state there are none, and nothing needs one."""
+    """The snapshots of one member. Call `attach` before `open`; without a state there are no snapshots, and no need."""
 
     def __init__(self, config: DLedgerConfig, disk: Disk, store: DLedgerStore, members: Membership) -> None:
         self._config = config
@@ -52,34 +52,34 @@ class SnapshotManager:
         self._is_open = False
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
         self.saved_total = 0
-        """Taken here since the start."""
+        """Snapshots taken here since the start."""
         self.installed_total = 0
-        """Got from a leader since the start."""
+        """Snapshots received from a leader since the start."""
 
     def make_files(self, disk: Disk) -> SnapshotFiles:
         return SnapshotFiles(disk, self._store.snapshot_dir, kept=self._config.snapshots_kept)
 
     def attach(self, state: AppliedState) -> None:
-        """From now on snapshots are of this state."""
+        """Take snapshots of `state` from now on."""
         self._state = state
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a state that the log alone may not give back."""
+        """Whether there is a state, which the log alone may be unable to restore."""
         return self._state is not None
 
     @property
     def newest_index(self) -> int:
-        """Up to which entry the newest snapshot goes that has been read back; -1 without one."""
+        """The last entry in the newest snapshot, found intact at the start or saved since; -1 without one."""
         return self._newest.index if self._newest is not None else -1
 
     @property
     def applied_index(self) -> int:
-        """Up to which entry the state is made; -1 before the first."""
+        """The last entry applied to the state; -1 before the first."""
         return self._state.applied_index if self._state is not None else -1
 
     async def open(self) -> None:
-        """Find what is there, and make it durable. Raises OSError."""
+        """Find the existing snapshots and make them durable. Raises OSError."""
         if not self.is_used:
             return
         await self.files.confirm()
@@ -88,7 +88,7 @@ class SnapshotManager:
         self._is_open = True
 
     async def close(self) -> None:
-        """Take no more; one that is being written is finished."""
+        """Take no more snapshots; one that is being written is finished."""
         self._is_open = False
         if self._due is not None:
             self._due.cancel()
@@ -97,7 +97,7 @@ class SnapshotManager:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def basis(self, index: int) -> Snapshot | None:
-        """The newest snapshot that goes at least up to `index` and does not contradict the log. Raises OSError."""
+        """The newest snapshot that reaches at least `index` and does not contradict the log. Raises OSError."""
         for snapshot, _ in self.files.readable():
             if snapshot.index < index:
                 break
@@ -106,7 +106,7 @@ class SnapshotManager:
         return None
 
     def fits(self, snapshot: Snapshot) -> bool:
-        """Whether the entry that a snapshot ends with is the log's, as far as that has it."""
+        """Whether a snapshot's last entry has the same term in the log, if the log holds it."""
         term = self._store.term_at(snapshot.index)
         if term in (-1, snapshot.term):
             return True
@@ -117,16 +117,16 @@ class SnapshotManager:
         return False
 
     def missing(self, begin_index: int) -> LedgerCorrupt:
-        """The error for a state that cannot be had: no snapshot goes up to `begin_index`, where the log begins."""
+        """The error for a state that cannot be restored: no snapshot reaches `begin_index`, where the log begins."""
         path = (self.files.damaged or [self.files.directory])[-1]
         return LedgerCorrupt(path, 0, f"no other snapshot reaches entry {begin_index}, where the log begins")
 
     def covers(self, index: int) -> bool:
-        """Whether the log may begin behind entry `index`: what it gave is in a durable snapshot, or in no state."""
+        """Whether the log may begin after entry `index`: a durable snapshot covers it, or no state needs it."""
         return not self.is_used or index < 0 or self.newest_index >= index
 
     def adopt_members(self) -> None:
-        """The group is at least as new as the snapshot has it."""
+        """Make the known group at least as new as the newest snapshot's."""
         newest = self._newest
         if newest is not None and newest.members:
             self._members.adopt(newest.members_index, newest.members)
@@ -134,7 +134,7 @@ class SnapshotManager:
     # Taking one
 
     def applied(self) -> None:
-        """The state has advanced: take a snapshot soon where the last one is far behind."""
+        """The state has advanced: take a snapshot soon if the last one is far behind."""
         threshold = self._config.snapshot_threshold_entries
         if not self._is_open or not threshold or self._due is not None or self._task is not None:
             return
@@ -152,7 +152,7 @@ class SnapshotManager:
         except (OSError, ValueError) as error:
             self._complaints.warn("save", f"no snapshot could be taken: {error}")
             self._next_s = asyncio.get_running_loop().time() + RETRY_S
-        except Exception:  # said now, not when somebody collects this task, and not tried again at once
+        except Exception:  # logged now, not when this task is collected, and not retried at once
             logger.exception("a snapshot met an error of its own")
             self._next_s = asyncio.get_running_loop().time() + RETRY_S
         finally:
@@ -160,8 +160,8 @@ class SnapshotManager:
         self.applied()
 
     async def save(self) -> bool:
-        """Take a snapshot of the state as it is now; durable on return. False where it is that of the newest one, or of
-        an entry nobody knows the term of. Raises OSError; ValueError where the state is too large for one."""
+        """Take a snapshot of the state as it is now; durable on return. Returns False if the newest snapshot has it
+        already or the last entry's term is unknown. Raises OSError; ValueError if the state is too large for one."""
         async with self._saving:
             state = self._state
             if state is None or state.applied_index <= self.newest_index or state.applied_term < 0:
@@ -188,7 +188,7 @@ class SnapshotManager:
         self._newest = snapshot
 
     async def _remove_log(self) -> None:
-        """Let the log go that the snapshot stands for, where nothing else decides how long it is kept."""
+        """Remove the files of the log that the snapshot covers, if `snapshot_removes_log` is set."""
         if not self._config.snapshot_removes_log:
             return
         while True:
@@ -197,13 +197,13 @@ class SnapshotManager:
                 return
 
     def may_remove(self, first_index: int) -> bool:
-        """Whether the log may begin at `first_index` and still keep the last entries for who is nearly up to date."""
+        """Whether the log may begin at `first_index` and still keep entries for followers nearly up to date."""
         return self.covers(first_index + self._config.snapshot_log_kept_entries - 1)
 
     async def for_install(self, index: int) -> tuple[Snapshot, bytes]:
-        """A snapshot, and its bytes, that goes at least up to `index`; taken now where there is none.
+        """A snapshot that reaches at least `index`, and its bytes; taken now if none exists.
 
-        Raises OSError; LedgerCorrupt where that is not possible.
+        Raises OSError; LedgerCorrupt if that is not possible.
         """
         for attempt in range(2):
             if attempt:
@@ -218,12 +218,12 @@ class SnapshotManager:
     # Getting one
 
     def is_needed(self, index: int) -> bool:
-        """Whether a leader's snapshot of entry `index` is news: those that are here end before it."""
+        """Whether a leader's snapshot of entry `index` is needed: all snapshots here end before it."""
         return index > self.newest_index
 
     async def install(self, data: bytes, index: int, term: int) -> None:
-        """Keep a leader's snapshot, which is to be that of entry `index` of `term`; durable on return. Whoever applies
-        loads it once the log begins later than what is applied, and never where that is further on.
+        """Save a leader's snapshot, which must be that of entry `index` of `term`; durable on return. The state loads
+        it once the log begins after what is applied, unless the state is already further.
 
         Raises DamagedSnapshot, OSError.
         """

@@ -1,17 +1,17 @@
-"""Bringing a snapshot to a follower whose log ends before the leader's begins (INSTALL_SNAPSHOT, R).
+"""Sends a snapshot to a follower whose log ends before the leader's begins (INSTALL_SNAPSHOT, R).
 
-The leader sends it in pieces, the next one when the last is answered. Each request says which snapshot it is of (last
-entry, size, SHA-256) and where its piece goes; each answer says from which byte on the follower wants more, so a
-repeated piece does no harm and what is interrupted goes on where it stopped, after a restart of either side as well.
-Every piece has a CRC, the whole its SHA-256, each file in it another CRC; what does not add up is thrown away.
+The leader sends it in pieces, each one after the previous one is answered. A request names the snapshot (last entry,
+size, SHA-256) and the offset of its piece; an answer names the byte from which the follower wants more. So a repeated
+piece does no harm, and an interrupted transfer continues where it stopped, even after a restart of either side. Every
+piece has a CRC, the whole a SHA-256, and each file in it another CRC; what does not match is discarded.
 
-The follower takes pieces only of the leader that it follows. It keeps one unfinished snapshot, that of the last leader
+The follower accepts pieces only from the leader that it follows. It keeps one unfinished snapshot, from the last leader
 that sent one, beside the others:
 
     <data_dir>/dledger/snapshot/incoming-<index>-<term>-<size>-<SHA-256>
 
-Nothing of its state changes by this. Only when its log is told to begin where the leader's does, for which it must have
-a snapshot that covers what came before, does the state follow.
+This does not change its state. The state follows only when the leader makes the follower's log begin where its own
+does, for which the follower must have a snapshot that covers what came before.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ __all__ = ["MAX_PIECE_BYTES", "SnapshotReceiver", "SnapshotSender"]
 logger = logging.getLogger("node.dledger.snapshot")
 
 MAX_PIECE_BYTES = 256 * 1024
-"""Of one request: as much as a push carries."""
+"""Data in one request: as much as a push carries."""
 
 MAX_WAITING = 4
-"""Requests that wait for the one before: the leader sends one at a time, and again after a timeout."""
+"""Requests that may wait for the previous one: the leader sends one at a time, and again after a timeout."""
 
 MAX_STEPS_BACK = 3
-"""Times that a follower may ask for what it has had before the leader rests: something damages what arrives."""
+"""How often a follower may ask for earlier bytes again before the leader pauses: something damages what arrives."""
 
 _PREFIX = "incoming-"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class SnapshotSender:
-    """The leader's side. `on_higher_term(term)` is told when the follower is ahead."""
+    """The leader's side. `on_higher_term(term)` is called if the follower is in a later term."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class SnapshotSender:
         self._on_higher_term = on_higher_term
 
     async def send(self, peer_id: str, term: int, index: int, quota: Quota) -> bool:
-        """Let a follower have a snapshot that goes at least up to `index`. False where this member leads `term` no
-        more. Raises PeerError, OSError."""
+        """Make sure that a follower has a snapshot that reaches at least `index`. Returns False if this member no
+        longer leads `term`. Raises PeerError, OSError."""
         if not self._snapshots.is_used or index < 0:
             return True
         snapshot, data = await self._snapshots.for_install(index)
         digest = hashlib.sha256(data).hexdigest()
         offset, steps_back = 0, 0
-        piece = b""  # the first request only asks how much is there
+        piece = b""  # the first request only asks how much the follower has
         while self._leads(term):
             answer = await self._peers.install(
                 peer_id,
@@ -132,8 +132,8 @@ class SnapshotReceiver:
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
 
     async def handle(self, request: InstallSnapshotRequest) -> tuple[DLedgerCode, int]:
-        """A request of the leader that this member follows: what to answer, and from which byte on more is wanted.
-        Raises OSError."""
+        """Handle a request of the leader that this member follows: returns the answer's code, and the byte from which
+        more is wanted. Raises OSError."""
         problem = self._problem(request)
         if problem:
             self._complaints.warn("request", f"a snapshot of {request.leader_id}: {problem}")
@@ -148,7 +148,7 @@ class SnapshotReceiver:
             self._waiting -= 1
 
     def _problem(self, request: InstallSnapshotRequest) -> str:
-        """What is wrong with a request; nothing with a good one."""
+        """What is wrong with a request; "" if nothing is."""
         if not self._snapshots.is_used:
             return "nothing is made of this log"
         if request.last_included_index < 0 or not 0 <= request.last_included_term <= request.term:
@@ -166,7 +166,7 @@ class SnapshotReceiver:
             return DLedgerCode.EXPIRED_TERM, -1
         if not self._snapshots.is_needed(request.last_included_index):
             await self._remove_incoming("")
-            return DLedgerCode.SUCCESS, request.size_bytes  # what is here goes as far already
+            return DLedgerCode.SUCCESS, request.size_bytes  # a snapshot here reaches as far already
         name = (
             f"{_PREFIX}{request.last_included_index}-{request.last_included_term}-{request.size_bytes}-{request.digest}"
         )
@@ -188,7 +188,7 @@ class SnapshotReceiver:
         return await self._finish(request, path)
 
     async def _finish(self, request: InstallSnapshotRequest, path: str) -> tuple[DLedgerCode, int]:
-        """Every byte is there: keep the snapshot, or throw everything away."""
+        """All bytes have arrived: keep the snapshot if it is intact, else discard them."""
         data = self._disk.read_file(path)
         try:
             if not self.is_whole(request, data):
@@ -213,7 +213,7 @@ class SnapshotReceiver:
         return state.is_follower and state.term == request.term and state.leader_id == request.leader_id
 
     async def _remove_incoming(self, name: str) -> None:
-        """What another leader began is not finished any more."""
+        """Remove unfinished snapshots other than `name`: they will not be finished any more."""
         directory = self._snapshots.files.directory
         for other in self._disk.list(directory):
             if other.startswith(_PREFIX) and other != name:

@@ -1,12 +1,12 @@
-"""What is made of the committed log, and the part that makes it (StateMachineCaller, R).
+"""State machines built from the committed log, and the part that feeds them (StateMachineCaller, R).
 
 A state machine gets every committed entry once, in order; the same entries make the same state on every member. Its
-state can be saved as files and loaded again, so that a member needs the log only from there on, and one whose log
-begins later than its state ends loads what its leader had.
+state can be saved as files and loaded again, so that a member needs the log only from there on. A member whose log
+begins after its state ends loads its leader's state.
 
 A broker's state machine is its dispatcher, which has its own pace and its own checkpoints
-(`node.broker.broker_snapshots`). It is an `AppliedState` to the snapshots, as StateMachineCaller is for machines that
-only apply.
+(`node.broker.broker_snapshots`). To the snapshots it is an `AppliedState`; for machines that only apply entries,
+StateMachineCaller is one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["AppliedState", "SnapshotSource", "StateMachine", "StateMachineCaller
 logger = logging.getLogger("node.dledger.snapshot")
 
 PORTION_ENTRIES = 256
-"""Applied in one turn of the loop."""
+"""Entries applied in one turn of the event loop."""
 
 RETRY_S = 1.0
-"""Until an entry that the disk would not give is asked for again."""
+"""Pause before an entry that could not be read from disk is read again."""
 
 
 class StateMachine(Protocol):
-    """A state made of the log. None of these may wait, or depend on anything but the entries."""
+    """A state made from the log. No method may block, or depend on anything but the entries."""
 
     def apply(self, entry: Entry) -> None:
-        """The next committed entry; no-ops and changes of the group are among them."""
+        """Apply the next committed entry, which may be a no-op or a change of the group."""
         ...
 
     def save(self) -> Mapping[str, bytes]:
@@ -44,12 +44,12 @@ class StateMachine(Protocol):
         ...
 
     def load(self, files: Mapping[str, bytes]) -> None:
-        """Take over a saved state. Raises ValueError where it is none, and nothing has changed then."""
+        """Replace the state with a saved one. Raises ValueError if it is not valid; nothing has changed then."""
         ...
 
 
 class AppliedState(Protocol):
-    """Of what snapshots are taken."""
+    """A state of which snapshots are taken."""
 
     @property
     def applied_index(self) -> int:
@@ -67,7 +67,7 @@ class AppliedState(Protocol):
 
 
 class SnapshotSource(Protocol):
-    """What whoever applies needs of the snapshots: SnapshotManager."""
+    """What StateMachineCaller needs of the snapshots; SnapshotManager implements it."""
 
     def basis(self, index: int) -> Snapshot | None: ...
     def missing(self, begin_index: int) -> LedgerCorrupt: ...
@@ -75,7 +75,7 @@ class SnapshotSource(Protocol):
 
 
 class StateMachineCaller:
-    """Applies what is committed. Where the state cannot be had any more, `failure` says so for good."""
+    """Applies committed entries. If the state can no longer be built, `failure` is set and nothing more is applied."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class StateMachineCaller:
         return self._machine.save()
 
     def start(self) -> None:
-        """Load the newest snapshot and go on from it. Raises LedgerCorrupt where the log does not reach back to any."""
+        """Load the newest snapshot and continue from it. Raises LedgerCorrupt if the log does not reach back to one."""
         begin_index = max(self._store.ledger_begin_index, 0)
         self._load(begin_index - 1)
         if self._index < begin_index - 1:
@@ -116,7 +116,7 @@ class StateMachineCaller:
         self.notify()
 
     def stop(self) -> None:
-        """Apply nothing any more."""
+        """Stop applying."""
         self._is_running = False
         if self._scheduled is not None:
             self._scheduled.cancel()
@@ -126,7 +126,7 @@ class StateMachineCaller:
         self._waiters.clear()
 
     async def wait_for(self, index: int) -> None:
-        """Until entry `index` is applied: what a read does behind its barrier. Raises what `failure` holds."""
+        """Wait until entry `index` is applied, as a read does after its barrier. Raises `failure` if that is set."""
         if self.failure is not None:
             raise self.failure
         if index > self._index:
@@ -135,7 +135,7 @@ class StateMachineCaller:
             await future
 
     def notify(self) -> None:
-        """There may be something to apply."""
+        """Note that there may be something to apply."""
         if self._is_running and self._scheduled is None and self.failure is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run)
 
@@ -173,7 +173,7 @@ class StateMachineCaller:
             self.notify()
 
     def _load(self, index: int) -> None:
-        """Take over a snapshot that goes further than the state does, if there is one that goes up to `index`."""
+        """Load the newest snapshot that reaches at least `index`, if one exists and goes further than the state."""
         snapshot = self._snapshots.basis(index)
         if snapshot is None or snapshot.index <= self._index:
             return
@@ -182,7 +182,8 @@ class StateMachineCaller:
         self._index, self._term, self._is_confirmed = snapshot.index, snapshot.term, False
 
     def _confirm(self) -> None:
-        """The entry that a snapshot ends with must be the log's, too, once that has it. Raises ValueError."""
+        """Check that a loaded snapshot's last entry has the same term in the log once it is committed there. Raises
+        ValueError."""
         if not self._is_confirmed and self._index <= self._store.committed_index:
             term = self._store.term_at(self._index)
             if term not in (-1, self._term):

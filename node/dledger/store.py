@@ -1,14 +1,14 @@
-"""The log of one member: what it holds, what of that is durable, what is committed.
+"""The log of one member: its entries, and how far they are durable and committed.
 
 Appending and cutting are synchronous and take effect in memory at once; the writer carries them to the disk
-in the same order. Three marks follow the end of the log: *written*, *durable*, and, wherever a quorum's acknowledgement
-is counted, `acked_index`, which is one of the two by flush mode. The committed index is the quorum's business; this
-class only keeps it from ever going back, beyond the end, or below a cut.
+in the same order. Two marks follow the end of the log, *written* and *durable*; acknowledgements to a quorum count
+up to `acked_index`, which is one of the two, depending on the flush mode. The quorum decides the committed index; this
+class only ensures that it never decreases or passes the end of the log, and that no cut goes below it.
 
 Every entry that is read from the disk is verified: its body by its CRC, its header by the index and by the chain CRC of
-the entry before. A reader gets the bytes that were appended or a LedgerCorrupt, which is also logged and counted. Where
-the index is what is damaged, the entry is found behind the one before. Only of a body that is asked for by its position
-the header is not verified: nothing of it is given away.
+the previous entry. A reader gets the bytes that were appended or a LedgerCorrupt, which is also logged and counted. If
+the index itself is damaged, the entry is found after the previous one. When a body is read by its position, the header
+is verified only as far as it concerns the body, because nothing else of it is returned.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["DLedgerStore"]
 logger = logging.getLogger("node.dledger.store")
 
 MAX_COMMITTED_BYTES = 256 * 1024
-"""Of entries that are taken out of the log at once for whoever makes something of them."""
+"""Size of the committed entries that are read from the log at once to be dispatched."""
 
 INDEX_WRITE_BYTES = 1024 * 1024
-"""Units of the index in memory at which they are written before the next checkpoint: 32,000 entries."""
+"""If more index units than this are only in memory, a checkpoint is written without delay: 32,000 entries."""
 
 
 class DLedgerStore:
@@ -58,13 +58,13 @@ class DLedgerStore:
         self._config = config
         self._acks_durable = config.flush_mode == "sync"
         self.members = members or Membership(config.self_id, config.peers, joins=config.joins)
-        """Who belongs to the group, as the log says."""
+        """The members of the group according to the log."""
         self._files = LedgerFiles(config, runtime.disk)
         self._index = self._files.index
         self._layout = LogLayout(config)
         self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
-        # What follows is read many times for each entry, and changed here only.
+        # Plain attributes, as they are read many times for each entry; only this class changes them.
         self.ledger_begin_index = -1
         """Index of the first entry; -1 when the log is empty (S2)."""
         self.ledger_end_index = -1
@@ -77,7 +77,7 @@ class DLedgerStore:
         self._committed_pos = 0
         self._tail_cache = TailCache()
         self._last_read = -1, 0
-        """The last entry that was read from the disk and its chain CRC: the next one is often read next."""
+        """Index and chain CRC of the last entry that was read from the disk: the one after it is often read next."""
         self._progress_listeners: list[Callable[[], None]] = []
         self._commit_listeners: list[Callable[[], None]] = []
         self._checkpoints = CheckpointTask(
@@ -87,7 +87,7 @@ class DLedgerStore:
         """Reads that met damaged bytes."""
 
     async def open(self) -> None:
-        """Recover the log from its files and begin to write.
+        """Recover the log from its files and start the writer.
 
         Raises LedgerCorrupt (names file and byte) when durable entries cannot be read back, SegmentError,
         OSError.
@@ -99,11 +99,11 @@ class DLedgerStore:
 
     @property
     def snapshot_dir(self) -> str:
-        """Where the snapshots of what is made of the log lie."""
+        """The directory of the snapshots."""
         return f"{self._config.ledger_dir}/snapshot"
 
     async def close(self) -> None:
-        """Write what is pending, unless the disk refuses, and a last checkpoint; release the files."""
+        """Write what is pending, unless the disk refuses, and a last checkpoint; close the files."""
         await self.writer.stop()
         if await self._checkpoints.stop() and self.writer.is_settled:
             await self._checkpoint()
@@ -113,7 +113,7 @@ class DLedgerStore:
 
     @property
     def end_pos(self) -> int:
-        """Position behind the last entry."""
+        """Position after the last entry."""
         return self._end_pos
 
     @property
@@ -122,7 +122,7 @@ class DLedgerStore:
 
     @property
     def committed_pos(self) -> int:
-        """Position behind the last committed entry; below it all members' bytes are the same."""
+        """Position after the last committed entry; below it all members' bytes are the same."""
         return self._committed_pos
 
     @property
@@ -135,7 +135,7 @@ class DLedgerStore:
 
     @property
     def acked_index(self) -> int:
-        """Up to which entry this member may say that it holds the log."""
+        """The last entry that this member may acknowledge."""
         return self.writer.durable_index if self._acks_durable else self.writer.written_index
 
     def get(self, index: int) -> Entry | None:
@@ -155,8 +155,8 @@ class DLedgerStore:
         return batch.term_of(index) if batch is not None else self._unit(index).term
 
     def read_batches(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[EntryBatch]:
-        """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
-        most up to the end of a file or of what is only on disk. Raises LedgerCorrupt, OSError.
+        """Consecutive entries from `first_index` on: at least one if the log has it, and as many more as fit. A read
+        from disk ends with the file, or with the part that is only on disk. Raises LedgerCorrupt, OSError.
         """
         if not self.ledger_begin_index <= first_index <= self.ledger_end_index or first_index < 0:
             return []
@@ -168,26 +168,26 @@ class DLedgerStore:
                 return [batch]
             newest.join(first_index, last_index, max_bytes)
             return newest.collect(first_index, last_index, max_bytes)
-        if newest.begin_index is not None:  # the disk may still hold there what has been cut off
+        if newest.begin_index is not None:  # beyond, the disk may still hold entries that were cut off
             last_index = min(last_index, newest.begin_index - 1)
         read = self._read_batch(first_index, last_index - first_index + 1, max_bytes)
         return [read.head(min(read.last_index, last_index))]
 
     def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
-        """The same, one by one."""
+        """The same, as single entries."""
         batches = self.read_batches(first_index, max_entries=max_entries, max_bytes=max_bytes)
         return [entry for batch in batches for entry in batch.entries()]
 
     def read_committed(self, first_index: int, last_index: int) -> list[EntryBatch]:
-        """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
-        work; none where the log does not hold the first. Raises LedgerCorrupt, OSError."""
+        """Committed entries from `first_index` to at most `last_index`, no more than a few milliseconds of work
+        (MAX_COMMITTED_BYTES); none if the log does not hold the first. Raises LedgerCorrupt, OSError."""
         count = min(last_index, self.committed_index) - first_index + 1
         return self.read_batches(first_index, max_entries=count, max_bytes=MAX_COMMITTED_BYTES) if count > 0 else []
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
         """The first `size_bytes` of the entry body that begins at `position`, from memory or disk.
 
-        Raises OSError: EINVAL outside the log, LedgerCorrupt where no intact entry's body begins there.
+        Raises OSError: EINVAL outside the log, LedgerCorrupt if no intact entry's body begins there.
         """
         pos = position - HEADER_SIZE_BYTES
         if not self._files.data.begin_position <= pos < self._end_pos:
@@ -202,11 +202,11 @@ class DLedgerStore:
         return entry.raw[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size_bytes]
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """What lies in bodies, at places given as position and size. Raises OSError."""
+        """The first bytes of bodies, each given as position and size. Raises OSError."""
         return [self.read_bytes(position, size_bytes) for position, size_bytes in places]
 
     def holds(self, index: int, term: int) -> bool:
-        """Whether the log has this very entry. Raises OSError."""
+        """Whether the log has an entry with this index and term. Raises OSError."""
         entry = self.get(index)
         return entry is not None and entry.term == term
 
@@ -217,7 +217,7 @@ class DLedgerStore:
     ) -> Entry:
         """Append an entry of `term`. `encode_body` gets the body's position and returns the body.
 
-        Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
+        Raises DLedgerError UNEXPECTED_ARGUMENT if it is too large, and whatever `encode_body` raises; nothing
         is appended then.
         """
         (batch,) = self.append_batch_as_leader(
@@ -233,8 +233,8 @@ class DLedgerStore:
         *,
         magic: int = NORMAL_MAGIC,
     ) -> list[EntryBatch]:
-        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them. One
-        batch, or more where files end in between."""
+        """The same for consecutive entries, all or none; `encode` gets the positions of all their bodies. Returns one
+        batch, or more if a file ends in between."""
         positions, files = self._layout.of_bodies(sizes, self._end_pos)
         bodies = encode(positions)
         if list(map(len, bodies)) != list(sizes):
@@ -256,7 +256,7 @@ class DLedgerStore:
         return batches
 
     def append_as_follower(self, batches: Sequence[EntryBatch]) -> None:
-        """Append a leader's entries, which were parsed as batches that follow each other.
+        """Append a leader's entries, parsed into consecutive batches.
 
         Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
         log: by index, by chain CRC, or by position (a leader with another segment size).
@@ -291,7 +291,7 @@ class DLedgerStore:
         return index >= self.committed_index
 
     def truncate(self, index: int) -> asyncio.Future[None]:
-        """Remove every entry behind `index`, which stays. Done when that is durable.
+        """Remove every entry after `index`. The future is done when that is durable.
 
         Raises DLedgerError INCONSISTENT_STATE when committed entries would go, LedgerCorrupt, OSError.
         """
@@ -312,8 +312,8 @@ class DLedgerStore:
         return self.writer.cut(last.end_pos, index + 1)
 
     def reset(self, first: Entry) -> asyncio.Future[None]:
-        """Forget the whole log and begin again with `first`, a leader's first entry. Done when the old log is
-        durably gone.
+        """Forget the whole log and begin again with `first`, a leader's first entry. The future is done when the old
+        log is durably gone.
 
         Raises DLedgerError INCONSISTENT_STATE when `first` lies within or below what is committed here, or is
         not the first entry of a file.
@@ -343,7 +343,7 @@ class DLedgerStore:
     def update_committed_index(self, index: int) -> bool:
         """Advance the committed index to `index`, at most to the end of the log (dledger#278).
 
-        False when there is nothing to do: `index` is not new, or lies before the log. Raises LedgerCorrupt, OSError.
+        Returns False if there is nothing to do: `index` is not new, or precedes the log. Raises LedgerCorrupt, OSError.
         """
         index = min(index, self.ledger_end_index)
         if index <= self.committed_index or index < self.ledger_begin_index:
@@ -361,9 +361,9 @@ class DLedgerStore:
         return self._files.data.begin_position
 
     def first_of_next_file(self) -> Entry | None:
-        """The entry that begins the log's second file; where it is damaged or cannot be read, the one that begins a
-        later file, so that damage keeps nothing before it for ever. None where there is none, or another one than the
-        log has there. Raises OSError where files cannot be read, and no later one can."""
+        """The entry that begins the log's second file or, if that is damaged or cannot be read, a later file: damage
+        must not keep everything before it forever. None if there is no such entry, or if it is not the one that the log
+        has there. Raises OSError if a file cannot be read and no later one can."""
         data = self._files.data
         pos = self.begin_pos
         unread: OSError | None = None
@@ -371,7 +371,7 @@ class DLedgerStore:
             try:
                 entry = self._read(pos, HEADER_SIZE_BYTES)
                 return entry if self.get(entry.index) == entry else None
-            except LedgerCorrupt:  # which the log of the node says
+            except LedgerCorrupt:  # `_read` has logged it
                 continue
             except OSError as error:
                 unread = error
@@ -380,9 +380,9 @@ class DLedgerStore:
         return None
 
     async def remove_before(self, first: Entry, *, on_begin: Callable[[int], None] = lambda position: None) -> bool:
-        """Remove the files below `first`, which begins one. False where that is not possible now: only what is
-        committed and durable goes, and the newest file stays. `on_begin` gets the log's new first position when they
-        are about to go. Raises OSError."""
+        """Remove the files before `first`, which begins one. Returns False if that is not possible now: only committed
+        and durable entries are removed, and the newest file stays. `on_begin` gets the log's new first position just
+        before the removal. Raises OSError."""
         await self._checkpoint()
         async with self._files.index_lock:
             if not self.ledger_begin_index <= first.index <= self._files.checkpoint.committed_index:
@@ -442,8 +442,8 @@ class DLedgerStore:
         return unit
 
     def _find(self, index: int) -> IndexUnit | None:
-        """The unit of an entry, made again from the entry itself, which stands behind the one before; None where it
-        does not, or where the index has it so. Raises OSError."""
+        """The unit of an entry, made again from the entry itself, which follows the previous one; None if it is not
+        there, or if the index already has that unit. Raises OSError."""
         data = self._files.data
         before = self._index.lookup(index - 1) if index > self.ledger_begin_index else None
         if before is None and index > self.ledger_begin_index:
@@ -454,7 +454,7 @@ class DLedgerStore:
         except BadEntry:
             return None
         unit = IndexUnit(*UNIT.unpack(pack_unit(entry)))
-        if not self._index.mend(unit):
+        if not self._index.repair(unit):
             return None
         path = f"{self._config.ledger_dir}/index"
         problem = f"the unit of entry {index} is another one's; without the directory a start makes all of them again"
@@ -462,7 +462,7 @@ class DLedgerStore:
         return unit
 
     def _chain_crc_before(self, index: int) -> int | None:
-        """The chain CRC that an entry on the disk continues; None where the log does not say. Raises OSError."""
+        """The chain CRC of the entry before `index`; None if it cannot be told. Raises OSError."""
         last_index, chain_crc = self._last_read
         if last_index == index - 1:
             return chain_crc
@@ -492,7 +492,7 @@ class DLedgerStore:
         return entry
 
     def _read_batch(self, first_index: int, count: int, max_bytes: int) -> EntryBatch:
-        """Up to `count` entries of one file in a single read, each verified, also to continue the one before."""
+        """Up to `count` entries of one file in a single read, each verified, also to continue the previous one."""
         unit = self._unit(first_index)
         data = self._files.data
         chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
@@ -504,7 +504,7 @@ class DLedgerStore:
                 problem = f"entry {batch.first_index} of position {batch.pos} stands here, the index has another one"
             raise self._damaged(self._files.error_at(unit.pos, problem))
         self._last_read = batch.last_index, batch.chain_crc
-        return batch  # whoever asks for what stands behind it will be told what that is
+        return batch  # a problem after it is reported to whoever reads from there
 
     def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:
         self.corrupt_reads += 1

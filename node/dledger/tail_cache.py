@@ -21,30 +21,30 @@ class TailCache:
 
     @property
     def begin_index(self) -> int | None:
-        """Index of the first entry; None where there is none."""
+        """Index of the first entry; None if the cache is empty."""
         return self._indices[0] if self._indices else None
 
     @property
     def begin_pos(self) -> int | None:
-        """Position of the first entry; None where there is none."""
+        """Position of the first entry; None if the cache is empty."""
         return self._positions[0] if self._positions else None
 
     def add(self, batch: EntryBatch) -> None:
-        """The log goes on with `batch`."""
+        """Add `batch`, which continues the log."""
         self._batches.append(batch)
         self._indices.append(batch.first_index)
         self._positions.append(batch.pos)
         self.size_bytes += len(batch.raw)
 
     def find(self, index: int) -> EntryBatch | None:
-        """The batch that holds an entry of the log; None where that is older than all of them."""
+        """The batch that holds an entry of the log; None if the entry is older than all of them."""
         indices = self._indices
         if not indices or index < indices[0]:
             return None
         return self._batches[-1] if index >= indices[-1] else self._batches[bisect_right(indices, index) - 1]
 
     def collect(self, first_index: int, last_index: int, max_bytes: int) -> list[EntryBatch]:
-        """The entries from `first_index`, which is here, to `last_index`: at least one, and as many as fit."""
+        """The entries from `first_index`, which is cached, to `last_index`: at least one, and as many as fit."""
         number = bisect_right(self._indices, first_index) - 1
         found: list[EntryBatch] = []
         left_bytes = max_bytes
@@ -65,9 +65,8 @@ class TailCache:
         return found
 
     def join(self, first_index: int, last_index: int, max_bytes: int) -> None:
-        """Make one batch of those that lie between two entries, as far as they follow each other in one file and have
-        no more than so many bytes: what several want is put together once, and many small batches are not kept for
-        long."""
+        """Join the batches between two entries into one, as far as they are in the same file and have at most
+        `max_bytes`: what several readers want is joined only once, and small batches do not accumulate."""
         batches = self._batches
         first = number = bisect_left(self._indices, first_index)
         left_bytes = max_bytes
@@ -85,7 +84,7 @@ class TailCache:
             del self._positions[first + 1 : number]
 
     def body_at(self, pos: int, size_bytes: int) -> bytes | None:
-        """The first bytes of the body of the entry at `pos`, which is here; None where no entry begins there."""
+        """The first bytes of the body of the entry at `pos`, which is cached; None if no entry begins there."""
         batch = self._batches[bisect_right(self._positions, pos) - 1]
         offset, ends = pos - batch.pos, batch.ends
         number = bisect_left(ends, offset) if offset else -1

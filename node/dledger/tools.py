@@ -1,4 +1,4 @@
-"""What an operator asks a DLedger group from outside."""
+"""An operator's requests to a DLedger group."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["GroupRefuses", "change_members", "give_lead"]
 AnswerT = TypeVar("AnswerT", bound=Response)
 
 TIMEOUT_MS = 5000
-"""For an answer; a transfer takes at most two or three seconds."""
+"""Timeout of a request; a transfer takes at most two or three seconds."""
 
 
 MAX_ASKED: Final = 4 * MAX_MEMBERS
-"""Members at their addresses that are looked at for one that leads: whoever answers may name others."""
+"""The most members that are asked in search of the leader: those that answer may name others."""
 
 
 class GroupRefuses(Exception):
-    """The group did not do it; the text says why, in one line. `is_mistake`: it never will, as it was asked."""
+    """The group did not do it; the text says why, in one line. `is_mistake`: the request itself is wrong."""
 
     def __init__(self, text: str, *, is_mistake: bool = False) -> None:
         super().__init__(text)
@@ -46,10 +46,10 @@ class GroupRefuses(Exception):
 
 
 async def give_lead(group: str, peers: Mapping[str, str], member: str) -> int:
-    """Have whoever leads `group` give its lead to `member`; returns the term that it leads.
+    """Have the leader of `group` transfer its leadership to `member`; returns the new leader's term.
 
-    `peers` maps members to their addresses, as in a member's configuration, which may be older than the group. Raises
-    GroupRefuses.
+    `peers` maps members to their addresses, as in a member's configuration, which may be older than the group's last
+    change. Raises GroupRefuses.
     """
     client = RemotingClient(ClientLimits(connect_timeout_ms=1000), name="operator")
     try:
@@ -75,7 +75,7 @@ async def give_lead(group: str, peers: Mapping[str, str], member: str) -> int:
 
 
 async def change_members(group: str, peers: Mapping[str, str], member: str, address: str | None) -> int:
-    """Have `member` belong to `group` at `address`, or no longer (None); returns the entry that says so.
+    """Add `member` to `group` at `address`, or remove it (None); returns the index of the entry that does so.
 
     `peers` as for `give_lead`. Raises GroupRefuses.
     """
@@ -98,9 +98,9 @@ async def change_members(group: str, peers: Mapping[str, str], member: str, addr
 
 
 async def _leader(client: RemotingClient, group: str, peers: Mapping[str, str]) -> tuple[str, int, str]:
-    """Who leads, of those that answer, by the greatest term; that term, and where the leader was asked.
+    """The leader, its term and its address; if several members say that they lead, the one with the greatest term.
 
-    Where none of `peers` does, whom they name as members is asked as well, and so on: the configuration that `peers`
+    If none of `peers` leads, the members that they name are asked as well, and so on: the configuration that `peers`
     come from may be older than the last changes of the group.
     """
     asked: set[tuple[str, str]] = set()
@@ -124,7 +124,7 @@ async def _leader(client: RemotingClient, group: str, peers: Mapping[str, str]) 
 
 
 class _View(NamedTuple):
-    """What a member said when it was asked for its role; `refusal` is why there is no such member there."""
+    """A member's answer about its role; `refusal` is the reason if that member is not at this address."""
 
     member: str
     address: str
@@ -148,8 +148,8 @@ async def _view(client: RemotingClient, group: str, member: str, address: str) -
 
 
 async def _members(client: RemotingClient, group: str, member: str, address: str) -> dict[str, str]:
-    """Who belongs to the group, as `member` knows it, with addresses that can be dialled; nobody where it does not say:
-    one of an earlier release does not know the request."""
+    """The group's members, as `member` knows them, whose addresses can be dialled; none if it does not tell: earlier
+    releases do not know the request."""
     request = MembersRequest(group=group, remote_id=member, local_id="operator")
     try:
         answer, _ = await _ask(client, address, DLedgerRequestCode.MEMBERS, request, MembersResponse)

@@ -1,11 +1,11 @@
-"""Whether bytes that are no entry can be an entry that was never written whole.
+"""Decides whether bytes that are not an entry can be one that was never completely written.
 
-A disk writes sectors whole. Of an entry that a crash kept from being written whole, at least one sector lacks its part:
-the file ends before it, or it holds what stood there before, which is zeros or the tail mark of the write before
-(a log is only appended to, and what is cut off it is cut off the file). Where every sector has its part, the whole
-entry was on the disk, and the disk has changed it since.
+A disk writes whole sectors. If a crash interrupts the write of an entry, at least one sector lacks its part: the file
+ends before it, or it holds what was there before, which is zeros or the tail mark of the previous write (a log is only
+appended to, and cuts shorten its files). If every sector has its part, the whole entry was on the disk, and the disk
+has changed it since.
 
-A part of an entry that is nothing but zeros may be either, and counts as lacking.
+A part of an entry that consists only of zeros is ambiguous, and counts as lacking.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SECTOR_SIZE_BYTES = 512
 """The smallest unit that disks write as a whole; a larger one is a multiple of it."""
 
 _KNOWN_OF_MARK_BYTES = 16
-"""Magic, size and position of a tail mark are known beforehand, the durable position behind them is not."""
+"""Magic, size and position of a tail mark are known beforehand, the durable position after them is not."""
 
 _ZEROS_OF_MAGIC_BYTES = 3
-"""Every entry begins with so many zeros."""
+"""Every entry begins with this many zeros."""
 
 
 def is_torn_write(data: SegmentedFile, position: int) -> bool:
-    """Whether what stands at `position` of the log, and is no entry, can be an unfinished write. Raises OSError."""
+    """Whether the bytes at `position` of the log, which are no entry, can be an unfinished write. Raises OSError."""
     room_bytes = data.room_at(position)
     header = data.read(position, min(HEADER_SIZE_BYTES, room_bytes))
     if len(header) < min(HEADER_SIZE_BYTES, room_bytes) or tail_mark_at(header, 0, position) is not None:
@@ -46,7 +46,7 @@ def _lacks_a_part(data: SegmentedFile, position: int, raw: bytes) -> bool:
     if _is_old_first(raw[:first_bytes], tail_mark(position, 0), position == data.begin_position):
         return True
     for start in range(first_bytes, len(raw), SECTOR_SIZE_BYTES):
-        # The rest of a mark may stand at the begin of the second part.
+        # The rest of a mark may be at the start of the second part.
         stop = start + SECTOR_SIZE_BYTES
         if not any(raw[max(start, TAIL_MARK_SIZE_BYTES) : stop]):
             return True
@@ -54,8 +54,8 @@ def _lacks_a_part(data: SegmentedFile, position: int, raw: bytes) -> bool:
 
 
 def _is_old_first(part: bytes, mark: bytes, is_first_of_log: bool) -> bool:
-    """The same of the part that begins the entry. What precedes it in its sector has been read, so the mark of the
-    write before stands there if the sector is old; only at the begin of a sector or of the log may there be none."""
+    """The same for the first part of the entry. What precedes it in its sector was read back, so if the sector is old,
+    it holds the previous write's mark; that may be missing only at the start of a sector or of the log."""
     if any(part[TAIL_MARK_SIZE_BYTES:]):
         return False
     known = part[:_KNOWN_OF_MARK_BYTES]

@@ -1,13 +1,13 @@
-"""Giving the lead to a chosen member, and to preferred ones by itself (R: LeadershipTransfer, preferredLeaderIds).
+"""Transfers leadership on request, and on its own to preferred members (R: LeadershipTransfer, preferredLeaderIds).
 
-    leader      takes no more appends; waits until all it has is committed and the other has it too; steps down;
-                tells the other
-    successor   waits until its log reaches that far; stands at once, in the next term
+    leader      takes no more appends; waits until all its entries are committed and the successor has them too; steps
+                down; notifies the successor
+    successor   waits until its log reaches that far; stands for election at once, in the next term
     others      vote for it although they have heard their leader just now: a leader that has given up binds nobody
 
-The leader has stopped leading, and with it serving lease reads, before anybody may vote for another, so nothing that
-the lease promises is broken. If a message is lost on the way, the members elect somebody after a lease, as ever.
-DLedger's leader keeps its role until the other asks for votes, and its followers may turn that candidate down.
+The leader has stopped leading, and thus serving lease reads, before anybody may vote for another, so the promise of the
+lease is kept. If a message is lost on the way, the members elect a leader after a lease, as usual.
+DLedger's leader keeps its role until the successor asks for votes, and its followers may turn that candidate down.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["LeadershipTransfer"]
 logger = logging.getLogger("node.dledger.elector")
 
 POLL_S = 0.002
-"""Between two looks at what a transfer waits for. Transfers are rare and short."""
+"""Interval of polling for what a transfer waits for. Transfers are rare and short."""
 
 MAX_PREFERRED_PAUSE_S = 60.0
-"""Between attempts to give the lead to a preferred member that does not manage to take it; the first pause is the
-configured interval, each further one twice as long."""
+"""The longest pause between attempts to transfer leadership to a preferred member that fails to take it; the first one
+is the configured interval, each further one twice as long."""
 
 
 class LeadershipTransfer:
-    """Both sides of it, for one member."""
+    """Both sides of a transfer, for one member."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class LeadershipTransfer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after preferred leaders, if there are any."""
+        """Start to transfer leadership to preferred members, if any are configured."""
         if self._config.preferred_leaders:
             self._task = asyncio.get_running_loop().create_task(self._prefer(), name="dledger-preferred")
 
     async def stop(self) -> None:
-        """Look after nothing any more."""
+        """Stop doing so."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def handle(self, request: LeadershipTransferRequest) -> None:
-        """A request: to the leader to give its lead away, or to the successor to take it. Raises DLedgerError."""
+        """Handle a request to give up leadership (the leader) or to take it (the successor). Raises DLedgerError."""
         if request.transfer_id == self._state.self_id:
             if request.term not in (-1, self._state.term):
                 raise DLedgerError(DLedgerCode.EXPIRED_TERM, f"this is term {self._state.term}")
@@ -90,12 +90,12 @@ class LeadershipTransfer:
     # The leader's side
 
     async def give(self, member: str) -> None:
-        """Give this member's lead to `member`; returns once that one leads.
+        """Transfer this member's leadership to `member`; returns once `member` leads.
 
-        Raises DLedgerError: NOT_LEADER, UNKNOWN_MEMBER, UNEXPECTED_ARGUMENT (this member itself), LEADER_TRANSFERRING
-        (one is under way), NETWORK_ERROR (not heard within a lease), FALL_BEHIND_TOO_MUCH: this member leads on then.
-        TIMEOUT, when the other does not catch up in time: this member leads on as well. TAKE_LEADERSHIP_FAILED: nobody
-        leads for the moment.
+        Raises DLedgerError NOT_LEADER, UNKNOWN_MEMBER, UNEXPECTED_ARGUMENT (this member itself), LEADER_TRANSFERRING
+        (a transfer is under way), NETWORK_ERROR (`member` not heard within a lease), FALL_BEHIND_TOO_MUCH, TIMEOUT
+        (`member` has not caught up in time): this member has not stepped down then. TAKE_LEADERSHIP_FAILED: it has, and
+        nobody leads for the moment.
         """
         leadership = self._check(member)
         term, pusher = leadership.term, self._pusher
@@ -190,12 +190,12 @@ class LeadershipTransfer:
                 logger.info("the lead was not given to %s, which is preferred: %s", member, error)
                 if error.code is not DLedgerCode.FALL_BEHIND_TOO_MUCH:
                     pause_s = min(2 * pause_s, MAX_PREFERRED_PAUSE_S)
-            except Exception:  # no preferred member would ever lead again after the end of this task
+            except Exception:  # if this task ended, no preferred member would be given leadership any more
                 logger.exception("giving the lead to %s met an error of its own", member)
                 pause_s = min(2 * pause_s, MAX_PREFERRED_PAUSE_S)
 
     def _better_leader(self) -> str | None:
-        """The first preferred member that is heard of, while this one leads and is not preferred to it."""
+        """The first preferred member that answers, if this member leads and is not preferred to that one."""
         leadership, self_id = self._elector.leadership, self._state.self_id
         if leadership is None:
             return None
@@ -207,7 +207,7 @@ class LeadershipTransfer:
         return None
 
     async def _until(self, is_so: Callable[[], bool]) -> bool:
-        """Wait until something is so, at most the timeout of a transfer; whether it is."""
+        """Wait until a condition holds, for at most the timeout of a transfer; returns whether it holds."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         while not is_so() and loop.time() < deadline_s:  # noqa: ASYNC110  # three kinds of events, and it is rare

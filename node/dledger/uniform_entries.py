@@ -1,8 +1,7 @@
-"""Batches of entries that are all of one size, as those of a batch often are: made and verified column by column.
+"""Batches of entries of the same size, as is common: encoded and verified column by column.
 
-What a loop does with each entry, here one built-in does with a whole column of them. Nothing is decided here that
-`node.dledger.entry_batch` would decide otherwise, which the tests hold against each other: whatever is not plainly in
-order is left to it.
+Where a loop would handle one entry at a time, one built-in function handles a whole column of them. The results are
+those of `node.dledger.entry_batch`, as the tests check: anything that is not plainly valid is left to it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from node.store.columns import pack_table, progression
 __all__ = ["LEAST_ENTRIES", "encode_uniform", "scan_uniform"]
 
 LEAST_ENTRIES = 6
-"""Below these a loop is as quick."""
+"""With fewer entries, a loop is as fast."""
 SIZES_REMEMBERED = 64
 
 _COVERED = struct.Struct(f"{HEAD.size + BODY_FIELDS.size}s")
-"""What the chain CRC of an entry covers, without that CRC itself, which lies in between."""
+"""What the chain CRC of an entry covers: the fields before and after that CRC, without it."""
 _HEADER = struct.Struct(f"{HEADER_SIZE_BYTES}s")
 
 
@@ -41,8 +40,8 @@ def _split(term: int) -> tuple[int, int]:
 def encode_uniform(
     magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
 ) -> tuple[bytes, bytes, int] | None:
-    """New entries with these bodies, which are of one size: their bytes, their units of the index, and the chain CRC of
-    the last. None where that takes a loop. Arguments as of `encode_batch`."""
+    """New entries with these bodies, which have the same size: the entries' bytes, their index units, and the chain CRC
+    of the last. None if that takes a loop. Arguments as for `encode_batch`."""
     crc32, count, body_size, chain_crc = zlib.crc32, len(bodies), len(bodies[0]), previous_chain_crc
     size = HEADER_SIZE_BYTES + body_size
     indices, places = progression(index, count, 1), progression(pos, count, size)
@@ -60,8 +59,8 @@ def encode_uniform(
 
 
 def scan_uniform(data: bytes, offset: int, previous_chain_crc: int | None) -> tuple[int, bytes, int, int] | None:
-    """The entries that fill `data` from `offset` on, where they are of one size and one term and all is in order: the
-    size of each, their units of the index, the term, and the chain CRC of the last. None where they are not."""
+    """The entries that fill `data` from `offset` on, if they are valid and have the same size and term: the size of
+    each, their index units, the term, and the chain CRC of the last. Otherwise None."""
     left = len(data) - offset
     if left < HEADER_SIZE_BYTES:
         return None
@@ -97,6 +96,6 @@ def scan_uniform(data: bytes, offset: int, previous_chain_crc: int | None) -> tu
 def _units(
     magic: int, size: int, term: int, indices: tuple[int, array[int]], places: tuple[int, array[int]], count: int
 ) -> bytes:
-    """The units of entries of one size; see `node.dledger.index`."""
+    """The units of entries of the same size; see `node.dledger.index`."""
     batch = [magic, places[0], 0, size, indices[0], 0, *_split(term)]
     return pack_table(batch, count, [(2, places[1]), (5, indices[1])])

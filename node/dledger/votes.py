@@ -2,9 +2,9 @@
 
     what was learnt                                       outcome
     a member knows a greater term                         WAIT_TO_VOTE_NEXT, in that term or the one after
-    no quorum but for members that have a leader          WAIT_TO_REVOTE after a further lease
+    no quorum without the members that have a leader      WAIT_TO_REVOTE after a further lease
     no quorum answered                                    WAIT_TO_REVOTE
-    no quorum but for members with longer logs            WAIT_TO_REVOTE, a little later
+    no quorum without the members with longer logs        WAIT_TO_REVOTE, a little later
     a quorum accepts                                      PASSED
     a quorum accepts or is only just entering the term    REVOTE_IMMEDIATELY
     otherwise (split votes)                               WAIT_TO_VOTE_NEXT
@@ -12,7 +12,7 @@
 (DLedger waits when a single member has a leader. Here the others may go on when they are a quorum: that member may
 only have restarted, or be the last one that a cut-off leader can reach.)
 
-Beyond what others have already reached, the term goes up only where a quorum has answered. So a member that is cut off
+Beyond what others have already reached, the term increases only if a quorum has answered. So a member that is cut off
 keeps its term, and disturbs nobody when it comes back.
 """
 
@@ -57,7 +57,7 @@ class VoteTally:
         """Count one member's answer; `term` is that member's. No answer at all counts as UNKNOWN."""
         self._answered += 1
         if result in (VoteResult.UNKNOWN, VoteResult.REJECT_UNKNOWN_LEADER):
-            return  # who does not count this member in its group is no better than silent: no reason for a new term
+            return  # a member that does not know this one counts as silent, and is no reason for a new term
         self._valid += 1
         self.known_max_term = max(self.known_max_term, term)
         if result is VoteResult.ACCEPT:
@@ -71,7 +71,7 @@ class VoteTally:
 
     @property
     def has_leader(self) -> bool:
-        """Whether so many members stand by a leader that the rest is no quorum."""
+        """Whether so many members have a leader that the rest is no quorum."""
         return self._have_leader > 0 and not self._is_quorum(self._valid - self._have_leader)
 
     @property
@@ -81,8 +81,8 @@ class VoteTally:
 
     @property
     def is_decided(self) -> bool:
-        """Whether further answers are not worth waiting for. A member that answers nothing must hold up nobody: those
-        that were not ready stand themselves before long, and votes are split round after round."""
+        """Whether further answers are not worth waiting for. A silent member must not delay the round: the members that
+        were not ready would soon stand themselves, and split the votes round after round."""
         return (
             self._answered == self._member_count
             or self._is_quorum(self._accepted + self._not_ready)
@@ -91,7 +91,7 @@ class VoteTally:
         )
 
     def outcome(self) -> VoteOutcome:
-        """What follows from the answers so far."""
+        """The outcome of the answers so far."""
         if self.known_max_term > self._term:
             return VoteOutcome.WAIT_TO_VOTE_NEXT
         if self._is_quorum(self._accepted):

@@ -1,13 +1,13 @@
-"""Carries the log from memory to the disk: group commit, in order, with nothing else waiting for it.
+"""Carries the log from memory to the disk: group commit, in order, without making anything else wait.
 
-What the log accepts is queued here. In the next turn of the loop everything that is queued is written in one operation
-and synced once; meanwhile the next group gathers, and goes out in the turn in which the disk is done with the one
-before. A cut or a reset of the log is queued between the entries, so the disk sees the changes in the order in which
-the log made them, while the log itself never waits. Cuts, and syncs of their own, are rare and have a task each; a
-group takes two calls.
+Entries that the log accepts are queued here. In the next turn of the event loop everything that is queued is written in
+one operation and synced once; meanwhile the next group gathers, and is written in the turn in which the disk is done
+with the previous one. A cut or a reset of the log is queued between the entries, so the disk sees the changes in the
+order in which the log made them, while the log itself never waits. Cuts, and separate syncs, are rare and have a task
+each; a group takes two calls.
 
-Where the disk refuses (full, broken), the same group is tried again after a pause; nothing is acknowledged until
-then. `stalled_ms` says for how long the oldest group has been waiting for its flush, whether the disk is slow,
+If the disk refuses a write (full, broken), the same group is tried again after a pause; nothing is acknowledged until
+it succeeds. `stalled_ms` is how long the oldest group has been waiting for its flush, whether the disk is slow,
 stuck or refusing.
 
 In flush mode `async` groups are only written. A sync follows when one is due: `flush_interval_ms` after the last if
@@ -42,16 +42,16 @@ MAX_UNSYNCED_BYTES = 64 * 1024 * 1024
 case the sync fails."""
 
 RETRY_PAUSE_S = 0.2
-"""Between two tries of a write that the disk refused."""
+"""Pause before a write that the disk refused is tried again."""
 
 STOP_TIMEOUT_S = 5.0
-"""How long an orderly stop waits for the disk. Nobody was told that what is lost then was stored."""
+"""How long an orderly stop waits for the disk. Entries that are lost then were never acknowledged."""
 
 
 @dataclass(slots=True, eq=False)
 class _Cut:
-    """The log ends at `position`, before `end_index`; or it begins anew there when `is_reset`, and of the former one
-    only `members` is kept."""
+    """The log ends at `position`, before `end_index`; if `is_reset`, it begins anew there, and of the former log only
+    `members` is kept."""
 
     position: int
     end_index: int
@@ -61,7 +61,7 @@ class _Cut:
 
 
 class LogWriter:
-    """Owns the changes of the data files. `on_progress` is called after each step that made something durable."""
+    """Makes all changes of the data files. `on_progress` is called after each step, and if the disk refuses one."""
 
     def __init__(
         self, config: DLedgerConfig, files: LedgerFiles, clock: Clock, *, on_progress: Callable[[], None]
@@ -78,7 +78,7 @@ class LogWriter:
         self._is_stopping = False
         self._has_ended = False
         self._is_busy = True
-        """Something is under way or about to begin, also the pause after a failure: whoever queues need say nothing."""
+        """Whether an operation, or the pause after a failed one, is under way: queueing then needs no wake-up."""
         self._loop: asyncio.AbstractEventLoop
         self._queue: deque[EntryBatch | _Cut] = deque()
         self._group: list[EntryBatch] = []
@@ -104,7 +104,7 @@ class LogWriter:
         self.entry_total = 0
 
     def start(self, last_index: int) -> None:
-        """Begin; everything up to `last_index` is durable already."""
+        """Start; everything up to `last_index` is durable already."""
         self.written_index = self.durable_index = last_index
         self._last_sync_ns = self._clock.monotonic_ns()
         self._loop = asyncio.get_running_loop()
@@ -112,7 +112,7 @@ class LogWriter:
         self._loop.call_soon(self._go_on)
 
     async def stop(self) -> None:
-        """Write and sync what is queued, unless the disk refuses that once more or does not answer, and end."""
+        """Write and sync what is queued, unless the disk refuses it once more or does not answer, and stop."""
         if not self._is_running:
             return
         self._is_running = False
@@ -133,7 +133,7 @@ class LogWriter:
             self._is_busy = False
         if self._task is not None:
             self._task.cancel()
-        while self._is_busy:  # the files may not be closed under an operation
+        while self._is_busy:  # the files must not be closed during an operation
             self._ending = self._loop.create_future()
             await self._ending
 
@@ -144,7 +144,7 @@ class LogWriter:
 
     @property
     def stalled_ms(self) -> float:
-        """For how long the oldest write or sync that is due has not completed; 0 when none is due."""
+        """How long the oldest write or sync that is due has not completed; 0 if none is due."""
         if self._waiting_since_ns is None:
             return 0.0
         return (self._clock.monotonic_ns() - self._waiting_since_ns) / 1e6
@@ -169,10 +169,10 @@ class LogWriter:
         is_reset: bool = False,
         members: tuple[tuple[int, dict[str, str]], ...] = (),
     ) -> asyncio.Future[None]:
-        """Queue the cut of everything from `end_index` on. Done when it is durable. See `LedgerFiles.reset` for
-        `members`.
+        """Queue the cut of everything from `end_index` on. The future is done when it is durable. See
+        `LedgerFiles.reset` for `members`.
 
-        The water marks go back at once, and entries that were not written yet are dropped.
+        `written_index` and `durable_index` go back at once, and entries that were not written yet are dropped.
         """
         queue = self._queue
         while queue:
@@ -197,16 +197,16 @@ class LogWriter:
         self._wake()
         return cut.done
 
-    # One thing after the other
+    # One operation at a time
 
     def _wake(self) -> None:
-        """Look at the queue in the next turn of the loop, unless something is under way."""
+        """Look at the queue in the next turn of the event loop, unless something is under way."""
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Begin what is next; nothing is under way."""
+        """Begin the next operation; none is under way."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -252,16 +252,16 @@ class LogWriter:
             self._begin(self._sync())
 
     def _begin(self, operation: Coroutine[Any, Any, None]) -> None:
-        """Begin what takes several steps."""
+        """Begin an operation of several steps, in a task."""
         self._task = self._loop.create_task(operation, name="dledger-writer")
-        self._task.add_done_callback(self._attended)  # also where it is cancelled before it has begun
+        self._task.add_done_callback(self._attended)  # called even if it is cancelled before it has begun
 
     def _attended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self._ended(asyncio.CancelledError() if task.cancelled() else task.exception())
 
     def _ended(self, error: BaseException | None) -> None:
-        """What was under way has come to its end."""
+        """The operation has ended."""
         if error is None:
             self._go_on()
         elif isinstance(error, OSError) and not self._has_ended:
@@ -273,7 +273,7 @@ class LogWriter:
             self._rest()
 
     def _sync_due_ns(self) -> int:
-        """When what is written is to be synced (mode `async`), by the monotonic clock."""
+        """When the written entries are due to be synced (mode `async`), by the monotonic clock."""
         if self._is_stopping:
             return 0
         if self._unsynced_bytes >= MAX_UNSYNCED_BYTES:
@@ -284,7 +284,7 @@ class LogWriter:
     def _write_group(self) -> None:
         group = self._group = self._take_group()
         self._writing_last = group[-1].last_index
-        if self._queue:  # a cut that was queued behind an earlier one may have taken back what stood before that
+        if self._queue:  # a cut queued after the first one may reach back into this group
             cut_ends = [each.end_index for each in self._queue if isinstance(each, _Cut)]
             if cut_ends:
                 self._writing_last = min(self._writing_last, min(cut_ends) - 1)
@@ -329,7 +329,7 @@ class LogWriter:
         self._on_progress()
 
     def _put_back(self, group: list[EntryBatch]) -> None:
-        """Queue again what was not written, but for what was cut off meanwhile."""
+        """Queue again what was not written, except what was cut off meanwhile."""
         for batch in reversed(group):
             if batch.first_index > self._writing_last:
                 self.pending_bytes -= len(batch.raw)
@@ -352,7 +352,7 @@ class LogWriter:
         return group
 
     async def _sync(self) -> None:
-        """Sync what is written; a cut that comes meanwhile limits what that has made durable."""
+        """Sync what is written; a cut that is queued meanwhile limits what counts as durable."""
         if self._waiting_since_ns is None:
             self._waiting_since_ns = self._clock.monotonic_ns()
         self._writing_last = self.written_index
@@ -377,8 +377,8 @@ class LogWriter:
         self._on_progress()
 
     def _succeeded(self) -> None:
-        """An operation is done: the next one, if there is one, has been waiting from now on. What only waits for its
-        time to be synced does not wait for the disk."""
+        """An operation is done: the next one, if there is one, counts as waiting from now on. Entries whose sync is not
+        due yet are not waiting for the disk."""
         self._waiting_since_ns = self._clock.monotonic_ns() if self._queue else None
         if self.failure is not None:
             logger.warning("the disk takes writes again")
@@ -387,7 +387,7 @@ class LogWriter:
                 self._settled.clear()
 
     def _refused(self, error: OSError) -> None:
-        """Say so once, tell the log, and try again later."""
+        """Log the error once, notify the log, and try again later."""
         if self.failure is None or self.failure.errno != error.errno:
             logger.error("the disk refuses to store the log: %s", error)
         self.failure = error
@@ -397,7 +397,7 @@ class LogWriter:
         self._on_progress()
 
     def _failed(self, error: Exception) -> None:
-        """This ought not to happen: go on nevertheless, later."""
+        """This should not happen: continue after a pause nevertheless."""
         logger.error("the log writer met an error of its own", exc_info=error)
         self._pause()
 
@@ -405,7 +405,7 @@ class LogWriter:
         self._timer = self._loop.call_later(RETRY_PAUSE_S, self._go_on)
 
     def _end_pause(self) -> None:
-        """Where a refused operation waits to be tried again: rest, so that whoever wakes this has it tried now."""
+        """End the pause after a refused operation, so that the next `_wake` has it tried at once."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
