@@ -1,8 +1,8 @@
-"""How far Apache's consume queues go: what its log no longer tells of queues whose last message has expired.
+"""The ends of Apache's consume queues, which its log no longer tells for queues whose last message has expired.
 
-A queue is a row of units of 20 bytes, as ours is, in files of one size that are filled up with zeros (R: ConsumeQueue).
-What their units say is made of the log again; only the number of the next message is taken from here, and written here
-for queues of which the log holds nothing.
+A queue is a sequence of 20-byte units, as ours is, in files of the same size that are filled up with zeros (R:
+ConsumeQueue). The units are rebuilt from the log; only the number of the next message is read from here, and written
+here for queues of which the log holds nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["queue_ends", "write_queue_end"]
 _NAME = re.compile(r"[0-9]{20}")
 _UNIT = struct.Struct(">qiq")
 FILLER = _UNIT.pack(0, 1, 0)
-"""A unit of a message that is gone. Apache takes a unit for one if its size is positive, and the greatest end of a
-message in a queue for how far the log is dispatched: 1 says nothing."""
+"""The unit of a message that is gone. To Apache, a unit is valid if its size is positive, and the greatest end of a
+message in a queue is how far the log is dispatched: an end of 1 does not affect that."""
 LIGHT_QUEUE_PREFIX = "%LMQ%"
-"""Queues of RocketMQ 4.9's light messages, which are no queues of their messages' topics (R: MixAll)."""
+"""Queues of RocketMQ 4.9's light messages, which are not queues of their messages' topics (R: MixAll)."""
 
 
 def queue_ends(directory: Path, log_end: int) -> Iterator[tuple[Queue, int]]:
@@ -42,7 +42,8 @@ def queue_ends(directory: Path, log_end: int) -> Iterator[tuple[Queue, int]]:
 
 
 def _end(directory: Path, log_end: int) -> int:
-    """The number of units in the last file that has any, up to the first that is none or lies behind the log."""
+    """The number after the last unit: in the last file that has any, before the first that is invalid or past the log.
+    """
     for path in sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True):
         data = path.read_bytes()
         count = 0
@@ -56,7 +57,7 @@ def _end(directory: Path, log_end: int) -> int:
 
 
 def write_queue_end(directory: Path, end: int, units_per_file: int) -> None:
-    """The files of a queue that has had `end` messages, all of which are gone. Raises OSError."""
+    """Write the last file of a queue that has had `end` messages, all of which are gone. Raises OSError."""
     first = (end - 1) // units_per_file * units_per_file
     directory.mkdir(parents=True)
     path = directory / segment_name(first * UNIT_SIZE_BYTES)

@@ -1,10 +1,10 @@
-"""`export-store`: a store of this broker's as Apache RocketMQ 4.9 has it (`storePathRootDir`).
+"""`export-store`: writes a store of this broker's in the layout of Apache RocketMQ 4.9 (`storePathRootDir`).
 
-The log goes over as it is. Behind its last record come new ones that tell Apache which transactions have ended: of each
-half message from its own consumer offset on it looks whether an op message names it, and a transaction of ours may
-have ended by its committed copy alone. They stand for the ended ones among those from the oldest open one on, with the
-number of the half message as their body (R: TransactionalMessageServiceImpl); the offset is that of the oldest open
-one. How far delayed messages are delivered, which our log tells, goes into a table.
+The log is copied as it is. New records after its last one tell Apache which transactions have ended: for each half
+message from its own consumer offset on, Apache checks whether an op message names it, whereas a transaction of ours may
+have ended by its committed copy alone. There is one for each ended transaction after the oldest open one, with the
+number of the half message as its body (R: TransactionalMessageServiceImpl); the consumer offset is that of the oldest
+open one. How far delayed messages are delivered, which our log tells, is written to a table.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from node.store.table_file import BACKUP_SUFFIX, TableDamaged, decode_table, rea
 __all__ = ["TRANSACTION_GROUP", "export_store"]
 
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
-"""The group under which Apache's broker itself reads half and op messages (R: MixAll.CID_SYS_RMQ_TRANS)."""
+"""The consumer group with which Apache's broker itself reads half and op messages (R: MixAll.CID_SYS_RMQ_TRANS)."""
 
 
 class _Durable(NamedTuple):
-    """What the log's checkpoint says."""
+    """The durable position in the log's checkpoint, and whether there is one."""
 
     position: int
     is_known: bool
 
 
 class _Derived(NamedTuple):
-    """What the dispatch checkpoint and the table of queues' ends say, and the log may no longer tell."""
+    """From the dispatch checkpoint and the table of queue ends: what the log may no longer tell."""
 
     ends: dict[Queue, int]
     delivered: list[int]
 
 
 def export_store(config: BrokerConfig, target: Path) -> list[str]:
-    """Write the store of `config` to `target`; returns lines that say what it holds. Raises ExchangeError, OSError."""
+    """Write the store of `config` to `target`; returns lines that describe it. Raises ExchangeError, OSError."""
     if config.classic is None:
         raise ExchangeError("only a classic log can be exported: DLedger's has a header before every record")
     data_dir = Path(config.data_dir)
@@ -80,7 +80,7 @@ class _Export:
         self._waiting = Waiting()
 
     def run(self) -> list[str]:
-        """Write everything."""
+        """Write everything; returns lines that describe it."""
         log, config_directory = self._log, self._directory / "config"
         try:
             cut_bytes = self._copy_log()
@@ -115,7 +115,7 @@ class _Export:
         ]
 
     def _copy_log(self) -> int:
-        """Copy the log as recovery would leave it; returns how many bytes at its end that leaves out."""
+        """Copy the log as recovery would leave it; returns how many bytes at its end are left out."""
         log, durable = self._log, self._read_checkpoint()
         if log.end_of_files < durable.position:
             raise ExchangeError(
@@ -149,8 +149,8 @@ class _Export:
         return _Durable(0, False)
 
     def _read_derived(self, end: int) -> _Derived:
-        """As the broker goes on: of the dispatch checkpoint, if it can be read and is of this log, and of the table for
-        queues that the checkpoint lacks, or presumes to end before. Raises ExchangeError, OSError."""
+        """As the broker would: from the dispatch checkpoint, if it can be read and belongs to this log, and from the
+        table for queues that the checkpoint lacks or presumes to end earlier. Raises ExchangeError, OSError."""
         table = self._read_queue_ends() if self._log.begin > 0 else {}
         delivered = [0] * (len(DELAY_LEVELS_MS) + 1)
         try:
@@ -186,7 +186,8 @@ class _Export:
             disk.close()
 
     def _append_ends(self, first: int, numbers: Iterable[int]) -> int:
-        """Op messages for half messages, the first of which is number `first` of its queue; how many."""
+        """Append op messages for the half messages with these `numbers`, the first op message as number `first` of its
+        queue; returns how many."""
         count = 0
         for number in numbers:
             batch = batch_of_one(
@@ -201,7 +202,7 @@ class _Export:
         return count
 
     def _write_tables(self, directory: Path, half_offset: int, op_offset: int) -> str:
-        """Topics, offsets and groups as the broker would load them; returns their numbers in words."""
+        """Write topics, offsets and groups as the broker would load them; returns a text with their counts."""
         data_dir, disk = self._data_dir, RealDisk()
         try:
             topics = TopicTable(disk, f"{data_dir}/topics.json", self._config.topics)
@@ -229,7 +230,8 @@ class _Export:
         return f"{len(kept)} topics, {len(groups)} groups, {count} consumer offsets"
 
     def _write_queue_ends(self, ends: dict[Queue, int]) -> int:
-        """Files for the queues of which the log holds nothing, so that their numbers go on; how many."""
+        """Write files for the queues of which the log holds nothing, so that their numbers continue; returns how many.
+        """
         known = set(self._inventory.queues)
         gone = {queue: end for queue, end in ends.items() if queue not in known and end > 0}
         for (topic, queue_id), end in gone.items():

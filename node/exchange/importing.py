@@ -1,9 +1,9 @@
-"""`import-store`: a store of Apache RocketMQ 4.9's (`storePathRootDir`) as this broker has it.
+"""`import-store`: writes a store of Apache RocketMQ 4.9 (`storePathRootDir`) in this broker's layout.
 
-The log goes over as it is. What Apache keeps in tables and this broker in its log comes behind it, as op messages,
-where no restart and no rebuilding of the queues can lose it: how far the messages of a delay level are delivered (R:
-delayOffset.json), and that a transaction has ended of which no committed copy says so. Apache says so by an op message
-with the half message's number, or by asking about the half message under a new number; then its consumer offset has
+The log is copied as it is. What Apache keeps in tables and this broker in its log is appended to it as op messages, so
+that no restart and no rebuilding of the queues can lose it: how far the messages of a delay level are delivered (R:
+delayOffset.json), and which transactions have ended without a committed copy. In Apache such an end is an op message
+with the half message's number, or a check of the half message under a new number, after which the consumer offset has
 passed the old one.
 """
 
@@ -46,7 +46,7 @@ from node.store.table_file import encode_table
 __all__ = ["import_store"]
 
 MAX_UNENDED_HALVES = 1_000_000
-"""Half messages without a committed copy that are remembered, with some 200 bytes of memory each."""
+"""The most half messages without a committed copy that are remembered, with some 200 bytes of memory each."""
 TABLES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("topics.json", {"topicConfigTable": {}, "dataVersion": {"timestamp": 0, "counter": 0}}),
     ("consumerOffset.json", {"offsetTable": {}}),
@@ -56,8 +56,8 @@ TABLES: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 
 def import_store(config: BrokerConfig, source: Path) -> list[str]:
-    """Make the store of `config`, of which nothing may be there yet, from `source`; returns lines that say what it
-    holds. Raises ExchangeError, OSError."""
+    """Create the store of `config`, whose directory must be missing or empty, from `source`; returns lines that
+    describe it. Raises ExchangeError, OSError."""
     if config.classic is None:
         raise ExchangeError("a store can be imported to a classic log only: DLedger's has a header before every record")
     if not source.is_dir():
@@ -67,7 +67,7 @@ def import_store(config: BrokerConfig, source: Path) -> list[str]:
 
 
 class _ApacheTransactions:
-    """Which transactions are open in Apache's eyes, and which of the others this broker would take for open."""
+    """Which transactions are open to Apache, and which of the others this broker would take for open."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -75,7 +75,7 @@ class _ApacheTransactions:
         self._removed: set[int] = set()
 
     def take(self, record: ReadRecord, summary: RecordSummary) -> None:
-        """The next message. Raises ExchangeError."""
+        """Process the next message. Raises ExchangeError."""
         if summary.topic == HALF_TOPIC:
             if len(self._unended) >= MAX_UNENDED_HALVES:
                 raise ExchangeError(f"more than {MAX_UNENDED_HALVES} half messages of the log have no committed copy")
@@ -92,7 +92,7 @@ class _ApacheTransactions:
             self._unended.pop(summary.prepared_transaction_offset, None)
 
     def settle(self) -> tuple[int, array[int]]:
-        """How many are open, and the positions of half messages that have ended otherwise."""
+        """How many are open, and the positions of half messages that have ended to Apache alone."""
         ended = array("q")
         for position, number in self._unended.items():
             if number < self._first or number in self._removed:
@@ -139,7 +139,7 @@ class _Import:
         return {key: table[key] for key in empty}
 
     def run(self) -> list[str]:
-        """Write everything."""
+        """Write everything; returns lines that describe it."""
         log = self._log
         try:
             cut_bytes = self._copy_log()
@@ -168,11 +168,11 @@ class _Import:
         ]
 
     def _copy_log(self) -> int:
-        """Copy the log up to its last whole record; returns how many bytes behind it are none.
+        """Copy the log up to its last whole record; returns how many bytes after it are left out.
 
-        Behind an orderly stop there are none. After a crash (R: the file `abort` is there) there may be, as there may
-        for Apache's own recovery: at the end of the last file that holds anything, and, after a power cut, before that
-        file, if the checkpoint says that nothing behind was durable.
+        After an orderly stop there are none. After a crash (R: the file `abort` exists) there may be some, as Apache's
+        own recovery allows: at the end of the last file that holds anything and, after a power cut, before that file,
+        if the checkpoint says that nothing after them was durable.
         """
         log = self._log
         for record in log.records(log.end_of_files):
@@ -199,7 +199,7 @@ class _Import:
 
     def _durable_ms(self) -> int:
         """The store timestamp up to which messages were durable, in milliseconds of the epoch, as the checkpoint says
-        (R: StoreCheckpoint, physicMsgTimestamp); 0 where it says nothing."""
+        (R: StoreCheckpoint, physicMsgTimestamp); 0 if it says nothing."""
         try:
             with (self._source / "checkpoint").open("rb") as file:
                 return max(int.from_bytes(file.read(8), "big", signed=True), 0)
@@ -207,7 +207,7 @@ class _Import:
             return 0
 
     def _delivered(self) -> tuple[int, list[int]]:
-        """How many delayed messages wait, and the marks for levels of which Apache's table knows more than the log."""
+        """How many delayed messages wait, and the marks for levels for which Apache's table is ahead of the log."""
         waiting, marks = 0, []
         table = self._tables["delayOffset.json"]["offsetTable"]
         path = self._source / "config" / "delayOffset.json"
@@ -227,7 +227,7 @@ class _Import:
         return waiting, marks
 
     def _append_mark(self, number: int, source: int) -> None:
-        """An op message whose field for the prepared transaction's offset says what is done with."""
+        """Append an op message whose field for the prepared transaction's offset names what is done."""
         batch = batch_of_one(
             topic=OP_TOPIC,
             queue_id=0,
@@ -239,8 +239,8 @@ class _Import:
         self._writer.append(batch, number, self._inventory.newest_ms)
 
     def _write_queue_ends(self, end: int) -> int:
-        """A dispatch checkpoint that says how queues of which the log holds nothing are numbered, and the table for
-        when that is lost; how many."""
+        """Write a dispatch checkpoint with the numbering of queues of which the log holds nothing, and the table for
+        when the checkpoint is lost; returns how many queues these are."""
         known = set(self._inventory.queues)
         ends: dict[Queue, int] = {}
         for queue, following in queue_ends(self._source / "consumequeue", end):
@@ -269,7 +269,7 @@ class _Import:
         return len(ends)
 
     def _write_tables(self) -> str:
-        """Topics, offsets and groups, loaded once as the broker will; returns their numbers in words."""
+        """Write topics, offsets and groups, and load them once as the broker will; returns a text with their counts."""
         offsets = self._tables["consumerOffset.json"]["offsetTable"]
         for key in [key for key in offsets if split_key(key)[1] == TRANSACTION_GROUP]:
             del offsets[key]

@@ -1,6 +1,6 @@
-"""What a log holds, gathered while its records go by: the numbers of its queues, and how many messages of which kind.
+"""What a log holds, gathered while its records are read: the numbers in its queues, and the messages of each kind.
 
-The memory that it takes grows with queues and with transactions that have not ended, not with messages.
+The memory that this takes grows with the number of queues, not of messages.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KINDS = (
     "plain", "for another try", "dead letters", "delayed", "delivered after a delay", "halves of transactions",
     "committed", "ends of transactions",
 )  # fmt: skip
-"""Every message is of one."""
+"""Every message in a queue is of one kind."""
 
 
 class Inventory:
-    """Fed with every message of a log, in its order."""
+    """Takes every message of a log, in order."""
 
     def __init__(self, *, begins_later: bool) -> None:
         self._begins_later = begins_later
@@ -45,8 +45,8 @@ class Inventory:
         """The newest store timestamp, in milliseconds of the epoch."""
 
     def take(self, summary: RecordSummary) -> None:
-        """The next message. Raises ExchangeError where its number does not follow on that of the one before it in its
-        queue: neither broker's queues could be made of this log."""
+        """Count the next message. Raises ExchangeError if its number does not follow that of the previous message in
+        its queue: neither broker could build its queues from this log."""
         self.records += 1
         self.newest_ms = max(self.newest_ms, summary.store_timestamp_ms)
         transaction = summary.sys_flag & SYS_FLAG_TRANSACTION_MASK
@@ -79,7 +79,7 @@ class Inventory:
         return span
 
     def next_number(self, queue: Queue) -> int:
-        """The number that the queue's next message gets; 0 where the log has none of it."""
+        """The number that the queue's next message gets; 0 if the log has no message of the queue."""
         span = self._queues.get(queue)
         return span[1] if span is not None else 0
 
@@ -89,7 +89,7 @@ class Inventory:
         return self._queues.keys()
 
     def text(self) -> str:
-        """How many messages of which kind, in words."""
+        """The counts of messages of each kind, as a text."""
         counts = self.counts
         kinds = [f"{counts[name]} {name}" for name in (*KINDS, "of no queue") if counts[name]]
         marks = [f"{counts[name]} {name}" for name in ("with tags", "with keys", "compressed") if counts[name]]

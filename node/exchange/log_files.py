@@ -1,8 +1,8 @@
 """The files of a commit log, read record by record and written again, with one read buffer in memory.
 
-A log is a row of files of one size, each named by the 20-digit position of its first byte; a blank record fills a file
-that the next record does not fit into. Apache's files all have the full size, what follows the last record is zeros,
-and one file more may have been made ahead (R: AllocateMappedFileService). Ours end with the last record.
+A log is a sequence of files of the same size, each named by the 20-digit position of its first byte; a blank record
+fills a file that the next record does not fit into. Apache's files all have the full size, zeros follow the last
+record, and one more file may have been created in advance (R: AllocateMappedFileService). Ours end at the last record.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from node.store.segments import segment_name
 __all__ = ["LogFiles", "LogWriter", "ReadRecord", "Stop"]
 
 READ_BYTES = 4 << 20
-"""Read at once."""
+"""Bytes read at once."""
 MAX_RECORD_BYTES = 128 << 20
-"""Larger ones are damage: both brokers take 4 MiB unless told otherwise, and frames end at 16 MiB."""
+"""Larger records count as damage: both brokers take 4 MiB by default, and frames end at 16 MiB."""
 RECORD_MAGIC_V2 = RECORD_MAGIC + 4
-"""Of RocketMQ 5, with two bytes for the length of a topic (R: MESSAGE_MAGIC_CODE_V2)."""
+"""A record of RocketMQ 5, with two bytes for the length of a topic (R: MESSAGE_MAGIC_CODE_V2)."""
 
 _NAME = re.compile(r"[0-9]{20}")
 
@@ -55,9 +55,9 @@ class Stop(NamedTuple):
 
 
 class LogFiles:
-    """The files below `directory`. Without `segment_size_bytes` it is the size of the first file.
+    """The files below `directory`. `segment_size_bytes` is by default the size of the first file.
 
-    Raises ExchangeError where the files cannot be one log; OSError.
+    Raises ExchangeError if the files cannot be one log; OSError.
     """
 
     def __init__(self, directory: Path, segment_size_bytes: int | None = None) -> None:
@@ -66,7 +66,7 @@ class LogFiles:
             raise ExchangeError(f"there is no commit log: {directory} is no directory")
         names = sorted(path.name for path in directory.iterdir() if _NAME.fullmatch(path.name))
         self.sizes = {int(name): (directory / name).stat().st_size for name in names}
-        """Bytes of each file, by the position that it begins at."""
+        """Size of each file, by the position at which it begins."""
         first_bytes = next(iter(self.sizes.values()), 0)
         self.segment_size_bytes = segment_size_bytes or first_bytes
         for base, size_bytes in self.sizes.items():
@@ -78,7 +78,7 @@ class LogFiles:
         self.begin = min(self.sizes, default=0)
         self.end_of_files = max((base + size_bytes for base, size_bytes in self.sizes.items()), default=0)
         self.stop = Stop(self.begin, "")
-        """After `records`: where they ended."""
+        """Where `records` ended, and why."""
 
     def path_at(self, position: int) -> Path:
         """The file that holds `position`."""
@@ -86,11 +86,11 @@ class LogFiles:
         return self.directory / segment_name(position - position % size_bytes if size_bytes else position)
 
     def place(self, position: int) -> str:
-        """The same in words, with the byte."""
+        """The same as a text, with the byte in that file."""
         return f"{self.path_at(position)}, byte {position % self.segment_size_bytes if self.segment_size_bytes else 0}"
 
     def first_gap(self, end: int) -> str:
-        """What is wrong with the first file below `end` that is missing or short; "" where none is."""
+        """What is wrong with the first file below `end` that is missing or short; "" if none is."""
         size_bytes = self.segment_size_bytes
         if self.sizes:
             for base in range(self.begin, end - end % size_bytes, size_bytes):
@@ -99,7 +99,7 @@ class LogFiles:
         return ""
 
     def records(self, end: int) -> Iterator[ReadRecord]:
-        """The whole records from the beginning to `end`, or to the first that is none: then `stop` says why.
+        """The whole records from the beginning to `end`, or to the first bytes that are no record; `stop` says why.
 
         Raises OSError.
         """
@@ -114,7 +114,7 @@ class LogFiles:
             position = self.stop.position
 
     def _records_of(self, file: BinaryIO, base: int, end: int) -> Iterator[ReadRecord]:
-        """The records of one file; `stop` is behind the last."""
+        """The records of one file; afterwards `stop` is after the last one."""
         position, data, at = base, b"", 0
         file_end = base + self.segment_size_bytes
         end = min(end, file_end)
@@ -141,7 +141,7 @@ class LogFiles:
         self.stop = Stop(position, "")
 
     def last_byte(self, position: int) -> int:
-        """Where the last byte lies that is not zero, from `position` on; -1 where all are. Raises OSError."""
+        """Position of the last byte that is not zero, from `position` on; -1 if all are zero. Raises OSError."""
         last = -1
         for base, size_bytes in self.sizes.items():
             if base + size_bytes <= position:
@@ -158,7 +158,7 @@ class LogFiles:
 
 
 def _problem_of_head(size_bytes: int, magic: int, room_bytes: int) -> str:
-    """What is wrong with the size and the magic of a record; "" where nothing is."""
+    """What is wrong with the size and the magic of a record; "" if nothing is."""
     if magic == RECORD_MAGIC_V2:
         return "a record of RocketMQ 5 begins there"
     if magic not in (RECORD_MAGIC, BLANK_MAGIC):
@@ -186,7 +186,7 @@ def _looked_at(record: bytes, position: int, file_end: int) -> tuple[str, Record
 
 
 class LogWriter:
-    """Writes a log that begins at `begin`, a multiple of `segment_size_bytes`. Close it by `finish`."""
+    """Writes a log that begins at `begin`, a multiple of `segment_size_bytes`. Close it with `finish`."""
 
     def __init__(self, directory: Path, segment_size_bytes: int, begin: int) -> None:
         self._directory = directory
@@ -198,7 +198,7 @@ class LogWriter:
         directory.mkdir(parents=True)
 
     def write(self, record: bytes) -> None:
-        """A record that another log has at this position. Raises OSError."""
+        """Write a record that another log has at this position. Raises OSError."""
         if self._file is None:
             self._path = self._directory / segment_name(self.position)
             self._file = self._path.open("xb")
@@ -208,7 +208,7 @@ class LogWriter:
             self._close()
 
     def append(self, batch: RecordBatch, queue_offset: int, store_timestamp_ms: int) -> None:
-        """A new record, behind a blank one where the file has no room for it. Raises ExchangeError, OSError."""
+        """Append a new record, after a blank one if the file has no room for it. Raises ExchangeError, OSError."""
         (size_bytes,) = batch.sizes()
         room = self._segment_size_bytes - self.position % self._segment_size_bytes
         if size_bytes + BLANK_HEAD_SIZE_BYTES > self._segment_size_bytes:
@@ -219,8 +219,8 @@ class LogWriter:
         self.write(batch.record(self.position, queue_offset, store_timestamp_ms))
 
     def finish(self, *, fill_up: bool) -> None:
-        """The log is whole; with `fill_up` zeros follow to the end of its last file. Durable but for the names in the
-        directory. Raises OSError."""
+        """Complete the log; with `fill_up`, its last file is filled up with zeros. The log is then durable, except for
+        the names in the directory. Raises OSError."""
         if self._file is not None:
             if fill_up:
                 self._file.truncate(self._segment_size_bytes)
@@ -233,7 +233,7 @@ class LogWriter:
         sync_file(self._path)
 
     def abandon(self) -> None:
-        """Release the file; writes nothing. For a command that has failed."""
+        """Close the file; writes nothing. For a command that has failed."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,8 +1,8 @@
-"""Telling a store of Apache RocketMQ's from one of this broker's, before anything is written to it.
+"""Tells a store of Apache RocketMQ from one of this broker, before anything is written to it.
 
-Both have `commitlog/`, whose files are called alike, `consumequeue/`, `index/`, `lock` and `checkpoint`. A broker that
-took the other's for its own would cut the zeros behind the last record, or what it takes for them, and write queues of
-its own between those that are there.
+Both have `commitlog/`, with the same file names, `consumequeue/`, `index/`, `lock` and `checkpoint`. A broker that took
+the other's store for its own would cut off the zeros after the last record, or what it takes for zeros, and write its
+own queues among the existing ones.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["mark_of_apache"]
 
 _TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 _CHECKPOINT_BYTES = 4096
-"""R: StoreCheckpoint, a page of numbers of 8 bytes, of which a handful are used. The first is a time."""
+"""R: StoreCheckpoint, a page of 8-byte numbers, a handful of which are used. The first is a time."""
 _CHECKPOINT_USED_BYTES = 256
 
 
 def mark_of_apache(data_dir: Path) -> str:
-    """The file by which the store is Apache's, "" where it is none. Raises OSError.
+    """The file that shows the store to be Apache's; "" if it is not. Raises OSError.
 
-    Its tables are below `config`, ours are not; its checkpoint is a page of numbers, ours an object of JSON. A
-    directory that has a checkpoint or a DLedger log of ours is ours, whatever else somebody has put there.
+    Apache's tables are below `config`, ours are not; its checkpoint is a page of numbers, ours a JSON object. A
+    directory that has a checkpoint or a DLedger log of ours is ours, whatever else has been put there.
     """
     checkpoint = data_dir / "checkpoint"
     heads = {path: _head(path) for path in (checkpoint, data_dir / ("checkpoint" + BACKUP_SUFFIX))}
@@ -38,7 +38,7 @@ def mark_of_apache(data_dir: Path) -> str:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, one more than a checkpoint of Apache's has; none where there is no file."""
+    """The first bytes of a file, one more than Apache's checkpoint has; b"" if there is no file."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:

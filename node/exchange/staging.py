@@ -1,7 +1,7 @@
-"""Files of the machine for commands that move a store while no broker runs: locks, a target that is whole or absent.
+"""Files of commands that move a store while no broker runs: locks, and a target that is complete or absent.
 
-Everything is written into a directory beside the target, made durable, and gets the target's name in one step. So a
-command that is killed, or whose machine loses its power, leaves no target; what it leaves is called `.partial`.
+Everything is written into a directory beside the target, made durable, and renamed to the target in one step. So a
+command that is killed, or whose machine loses power, leaves no target, only a directory with the suffix `.partial`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ExchangeError(Exception):
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """A directory to write to, which becomes `target` at the end of the block, durably; after an exception there is
-    neither. Raises ExchangeError where something is at the target already, or a command was killed there; OSError."""
+    neither. Raises ExchangeError if the target is not empty, or a killed command has left its directory; OSError."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExchangeError(f"{target} exists and is not empty; nothing is overwritten, name another directory")
     directory = target.with_name(target.name + PARTIAL_SUFFIX)
@@ -50,7 +50,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 
 def sync_file(path: Path) -> None:
-    """What the file holds survives a power cut. Raises OSError."""
+    """Make the file's contents survive a power cut. Raises OSError."""
     _sync(path, os.O_RDWR)
 
 
@@ -68,7 +68,7 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextlib.contextmanager
 def locked_own_store(data_dir: Path) -> Iterator[None]:
-    """No broker of ours works on `data_dir` meanwhile. Raises ExchangeError where one does, OSError."""
+    """Keep brokers of ours off `data_dir` meanwhile. Raises ExchangeError if one is using it; OSError."""
     with _opened_lock(data_dir / "lock") as descriptor:
         if descriptor is not None:
             try:
@@ -80,8 +80,8 @@ def locked_own_store(data_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_apache_store(directory: Path) -> Iterator[None]:
-    """No broker of Apache's works on the store meanwhile (R: it holds a lock on the first byte of `lock`). Raises
-    ExchangeError where one does, OSError."""
+    """Keep Apache's brokers off the store meanwhile (R: they hold a lock on the first byte of `lock`). Raises
+    ExchangeError if one is using it; OSError."""
     with _opened_lock(directory / "lock") as descriptor:
         if descriptor is not None:
             try:
@@ -95,7 +95,7 @@ def locked_apache_store(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened_lock(path: Path) -> Iterator[int | None]:
-    """The lock's file; None where there is none: no broker was ever started there, and the source stays as it is."""
+    """The lock file's descriptor; None if there is no such file: no broker ever started there, and none is created."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Apache's tables (R: ConfigManager): JSON in which integers may be keys without quotes, as fastjson writes it.
 
-A table is replaced by renaming, and its predecessor stays beside it as `.bak`, which is read where the table cannot be.
+A table is replaced by renaming, and its predecessor stays beside it as `.bak`, which is read if the table cannot be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INTEGER = re.compile(r'"-?[0-9]+"')
 
 
 def decode_apache_table(text: str) -> dict[str, Any]:
-    """The table in a text; keys are strings. Raises ValueError where it is none."""
+    """Decode a table; keys are strings. Raises ValueError if the text is no table."""
     table = json.loads(_STRING_OR_BARE_KEY.sub(lambda match: match[1] or f'{match[2]}"{match[3]}"', text))
     if not isinstance(table, dict):
         raise ValueError("it is no JSON object")
@@ -29,7 +29,7 @@ def decode_apache_table(text: str) -> dict[str, Any]:
 
 
 def encode_apache_table(table: Mapping[str, Any]) -> str:
-    """The text of a table. The keys of queues and levels are integers, without quotes; names of topics never are."""
+    """Encode a table. In a table of offsets, integer keys have no quotes: these are queues and levels, never topics."""
     if "offsetTable" not in table:
         return json.dumps(table, separators=(",", ":"))
 
@@ -41,7 +41,7 @@ def encode_apache_table(table: Mapping[str, Any]) -> str:
 
 
 def read_apache_table(path: Path) -> dict[str, Any] | None:
-    """The table at `path`, or its predecessor; None where there is neither. Raises ExchangeError, OSError."""
+    """The table at `path`, or its predecessor; None if neither exists. Raises ExchangeError, OSError."""
     problem = ""
     for each in (path, path.with_name(path.name + ".bak")):
         try:

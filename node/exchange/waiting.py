@@ -1,5 +1,5 @@
-"""What RocketMQ 4.9 does not know, and would therefore never deliver: timer messages that wait, and messages that POP
-consumers have in hand. A log in which nothing of it is left can be taken over."""
+"""Finds messages that RocketMQ 4.9 does not know how to handle and would never deliver: pending timer messages, and
+those that POP consumers have in hand. Only a log without any can be moved."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Waiting"]
 
 
 class Waiting:
-    """Fed with every message of a log, in its order."""
+    """Takes every message of a log, in order."""
 
     def __init__(self) -> None:
         self._timers = OpenTimers()
         self._checkpoints = OpenCheckpoints()
 
     def take(self, summary: RecordSummary) -> None:
-        """The next message."""
+        """Process the next message."""
         self._timers.dispatch(summary)
         self._checkpoints.dispatch(summary)
 
     def check(self) -> None:
-        """Raises ExchangeError where anything waits."""
+        """Raises ExchangeError if any such message is left."""
         timers, in_hand = len(self._timers.due_ms), self._checkpoints.open_messages
         if timers or in_hand:
             raise ExchangeError(

@@ -1,9 +1,9 @@
-"""The slave's end: dials the master, reports what it has, takes what comes (S4; R: HAClient).
+"""The slave's side: dials the master, reports what it has, appends what arrives (S4; R: HAClient).
 
-It reports at once when it has more than it said last, and once in a heartbeat's time in any case. What it reports is
-as safe as its own flush mode promises. Where its log turns out to be no copy of the master's it says so, in its log
-and its status, and by default does nothing more: the bytes that the master lacks may be the only ones left of messages
-that were acknowledged. Told to heal, it gives up what the master lacks and follows.
+It reports at once when it has more than it last reported, and once per heartbeat interval in any case. What it reports
+is as safe as its own flush mode promises. If its log turns out not to be a copy of the master's, it logs that and shows
+it in its status, and by default does nothing more: the bytes that the master lacks may be the last copy of acknowledged
+messages. If configured to heal, it gives up what the master lacks and follows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["HAClient"]
 logger = logging.getLogger("node.ha")
 
 TIMER_GRAIN_S = 0.001
-"""A timer may fire this much early; what it is for is due then."""
+"""A timer may fire this much early; its event counts as due then."""
 PAUSE_AT_BYTES = 8 << 20
-"""Received and not yet written: beyond it nothing more is read from the connection until half of it is."""
+"""Bytes received and not yet written: from here on, reading from the connection pauses until they are below half."""
 
 
 class _Link(asyncio.Protocol):
-    """One connection to the master. `ended` tells why it is over; None: it was closed or lost. `on_equal` is called
-    when the two logs were found to be one."""
+    """One connection to the master. `ended` gets the error that ended it, or None if it was closed or lost. `on_equal`
+    is called when the slave's log was found to be a copy of the master's."""
 
     def __init__(self, log: CommitLog, replica: Replica, timings: HaTimings, on_equal: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class _Link(asyncio.Protocol):
         self.progressed()
 
     def progressed(self) -> None:
-        """The log has grown, or is safer than it was: say so if that is news."""
+        """The log has grown, or more of it is safe: report its committed position if that has advanced."""
         if self._transport is None or self._transport.is_closing():
             return
         if not self._is_reading and self._log.pending_bytes < PAUSE_AT_BYTES // 2:
@@ -112,7 +112,7 @@ class _Link(asyncio.Protocol):
             self._end(StreamError(f"the master was silent for {self._timings.housekeeping_s:g} s"))
             return
         if now_s >= self._heartbeat_at_s():
-            # Before the logs are compared there is nothing to say: a report would count as the word that it is.
+            # No report before the logs are compared: the master would take it for an acknowledgement.
             if self._replica.is_compared:
                 self._report(self._log.committed_position)
             else:
@@ -134,8 +134,8 @@ class _Link(asyncio.Protocol):
 
 
 class HAClient:
-    """Keeps `log` a copy of the master's. `cut(position)` cuts the log and what was made from it; nothing is added to
-    the log before `settle()` has succeeded, which goes on with a cut that what was made from the log did not follow."""
+    """Keeps `log` a copy of the master's. `cut(position)` cuts the log and what was derived from it. `settle()` makes
+    the derived data follow a cut that it has not followed yet; nothing is added to the log before it has succeeded."""
 
     def __init__(
         self,
@@ -157,9 +157,9 @@ class HAClient:
         self._task: asyncio.Task[None] | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self._master_begin = 0
-        """Where the master's log begins, as far as that was found out by asking for less."""
+        """Where the master's log begins, if a request for an earlier position has shown it; else 0."""
         self.trouble = ""
-        """Why this log is not being kept a copy, "" while it is or nothing is known."""
+        """Why this log is not being kept a copy; "" while it is, or if nothing is known."""
         self.cut_bytes_total = 0
         """Bytes that were given up because the master lacks them."""
 
@@ -177,7 +177,7 @@ class HAClient:
         return self._address
 
     def set_master(self, address: str) -> None:
-        """Copy the log of the master at `address`; "" when there is none."""
+        """Copy the log of the master at `address`; "" if there is none."""
         if address != self._address:
             logger.info("the master's log is at %s", address or "no known place")
             self._address = address
@@ -188,16 +188,16 @@ class HAClient:
                 self._link.abort()
 
     def progressed(self) -> None:
-        """The log has grown, or is safer than it was."""
+        """The log has grown, or more of it is safe."""
         if self._link is not None:
             self._link.progressed()
 
     def start(self) -> None:
-        """Begin."""
+        """Start following."""
         self._task = asyncio.get_running_loop().create_task(self._follow_forever())
 
     async def stop(self) -> None:
-        """Take nothing more."""
+        """Stop following."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -214,7 +214,7 @@ class HAClient:
                     error = await self._follow(compare_bytes)
                 except OSError as failure:
                     error = failure
-                except Exception as failure:  # nothing would be copied any more after the end of this task
+                except Exception as failure:  # if this task ended, nothing would be copied any more
                     logger.exception("following the master at %s met an error of its own", self._address)
                     error = failure
                 if isinstance(error, StartsAt):
@@ -239,7 +239,7 @@ class HAClient:
                 pass
 
     async def _follow(self, compare_bytes: int) -> Exception | None:
-        """One connection, from its begin to its end; returns why it ended. Raises OSError."""
+        """Follow over one connection until it ends; returns why it ended. Raises OSError."""
         address = self._address
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
@@ -252,7 +252,7 @@ class HAClient:
             link.abort()
             return StreamError(f"no connection within {self._timings.retry_s:g} s")
         self._link = link
-        if self._address != address:  # while this one was dialled there was no link to abort
+        if self._address != address:  # while dialling, there was no link to abort
             link.abort()
         try:
             error = await link.ended
@@ -269,7 +269,7 @@ class HAClient:
         self.trouble = ""
 
     async def _mismatched(self, error: Mismatch) -> bool:
-        """Heal, if this slave may; whether it did."""
+        """Heal, if this slave may; returns whether it did."""
         if not self._heals:
             self.trouble = str(error)
             self._complaints.warning(
@@ -292,7 +292,7 @@ class HAClient:
             await self._cut(position)
         except OSError as error:
             return error
-        except Exception as error:  # nothing would be copied any more after the end of this task
+        except Exception as error:  # if this task ended, nothing would be copied any more
             logger.exception("cutting the log at %d met an error of its own", position)
             return error
         return None

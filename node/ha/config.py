@@ -1,4 +1,4 @@
-"""What a broker is told of classic HA, and how patient its two ends are."""
+"""A broker's configuration of classic HA, and the timings of its two sides."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_BROKER_ID: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaTimings:
-    """Seconds."""
+    """In seconds."""
 
     heartbeat_s: float
-    """After so long with nothing to send each end says that it is there (R: haSendHeartbeatInterval)."""
+    """Either side sends a heartbeat after this long with nothing to send (R: haSendHeartbeatInterval)."""
     housekeeping_s: float
-    """After so long without a byte from the other end the connection is closed (R: haHousekeepingInterval)."""
+    """The connection is closed after this long without a byte from the other side (R: haHousekeepingInterval)."""
     retry_s: float
-    """From a connection that failed or ended to the next one (S4: 5 s)."""
+    """Pause after a connection failed or ended (S4: 5 s); also the timeout of connecting."""
     slave_timeout_s: float
     """How long a message waits for a slave (R: slaveTimeout, 3 s; S4: 5 s)."""
 
@@ -37,22 +37,23 @@ TIMINGS: Final[Mapping[str, HaTimings]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaConfig:
-    """One broker's part in classic HA. Sizes are bytes; a 0 among the times means that of the timing profile."""
+    """One broker's part in classic HA. Sizes are in bytes; a time of 0 means that of the timing profile."""
 
     role: str
     broker_id: int
     """0 for the master, from 1 on for slaves."""
     listen_port: int = 0
-    """Where the master waits for slaves; 0: the port for clients and one (R: haListenPort)."""
+    """Where the master listens for slaves; 0: the port for clients plus one (R: haListenPort)."""
     master_address: str = ""
-    """Whom a slave copies; empty: whom the name server names (R: haMasterAddress)."""
+    """The master that a slave copies; empty: the one that the name server names (R: haMasterAddress)."""
     mismatch: str = "refuse"
-    """What a slave does whose log is no copy of the master's: wait for somebody, or give up what the master lacks."""
+    """What a slave does if its log is not a copy of the master's: "refuse" waits for an operator, "heal" gives up what
+    the master lacks."""
     slave_timeout_ms: int = 0
     fallbehind_max_bytes: int = 256 << 20
     """How far the best slave may be behind and still count (R: haSlaveFallbehindMax)."""
     batch_bytes: int = 32 << 10
-    """Log in one frame (R: haTransferBatchSize)."""
+    """Bytes of the log in one frame (R: haTransferBatchSize)."""
     heartbeat_ms: int = 0
     housekeeping_ms: int = 0
 
@@ -65,7 +66,7 @@ class HaConfig:
         return self.role == "SYNC_MASTER"
 
     def timings(self, profile: str) -> HaTimings:
-        """The profile's, with what was configured in its place."""
+        """The profile's timings, overridden by those that are configured."""
         usual = TIMINGS[profile]
         return HaTimings(
             heartbeat_s=self.heartbeat_ms / 1000 or usual.heartbeat_s,
@@ -76,7 +77,7 @@ class HaConfig:
 
 
 def read_ha(reader: ConfigReader) -> HaConfig | None:
-    """The keys about HA in the table [classic]; None when it names no `broker_role`: a broker without slaves."""
+    """Read the HA keys of the table [classic]; None if it has no `broker_role`: a broker without slaves."""
     role = reader.take("broker_role", one_of(("", *BROKER_ROLES)), "")
     milliseconds = integer_in(0, 86_400_000)
     config = HaConfig(

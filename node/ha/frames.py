@@ -1,4 +1,4 @@
-"""What goes over an HA connection (S4; R: HAConnection, HAClient). Integers are big-endian.
+"""The protocol of an HA connection (S4; R: HAConnection, HAClient). Integers are big-endian.
 
 slave to master   8 bytes: the position up to which the slave has the log
 master to slave   8 bytes: the position of what follows; 4 bytes: its size; the bytes of the log. Size 0 is a
@@ -13,7 +13,7 @@ from typing import NamedTuple
 __all__ = ["HEADER_SIZE_BYTES", "MAX_FRAME_BYTES", "Frame", "FrameError", "FrameReader", "ReportReader"]
 
 MAX_FRAME_BYTES = 16 << 20
-"""Log in one frame that a slave takes; masters send 32 KB (R) unless configured otherwise, at most 8 MB."""
+"""The most bytes of the log in one frame that a slave accepts; masters send 32 KB (R) by default, at most 8 MB."""
 
 _REPORT = struct.Struct(">q")
 _HEADER = struct.Struct(">qi")
@@ -21,7 +21,7 @@ HEADER_SIZE_BYTES = _HEADER.size
 
 
 class FrameError(Exception):
-    """What arrived is no frame."""
+    """What arrived is not a frame."""
 
 
 class Frame(NamedTuple):
@@ -35,18 +35,18 @@ class Frame(NamedTuple):
 
 
 def encode_report(position: int) -> bytes:
-    """A slave's word."""
+    """A slave's report: it has the log up to `position`."""
     return _REPORT.pack(position)
 
 
 class ReportReader:
-    """Reports out of a stream, however it was cut into pieces."""
+    """Decodes reports from a stream, however that is split."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """The first and the newest report that are complete now: those between say nothing more."""
+        """The first and the newest report that are complete now; those in between add nothing."""
         data = self._rest + data
         whole = len(data) - len(data) % _REPORT.size
         self._rest = data[whole:]
@@ -57,7 +57,7 @@ class ReportReader:
 
 
 class FrameReader:
-    """Frames out of a stream, however it was cut into pieces."""
+    """Decodes frames from a stream, however that is split."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,8 +1,8 @@
 """Messages that wait until a slave has them (S4; R: GroupTransferService).
 
 They wait in the order of the log, so that a report releases a run of them from the front and one timer is enough.
-Unlike the seed's service, which looks again every second for one request after the other, nobody waits behind a
-request that is not his: a report releases all that it covers at once.
+Unlike in the seed's service, which polls every second for one request after another, no request waits for the one
+before it: a report releases all that it covers at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import partial
 __all__ = ["MAX_WAITING", "GroupTransferService"]
 
 MAX_WAITING = 100_000
-"""Messages that wait at once, a few hundred bytes each; beyond it a SYNC_MASTER takes no more for the moment."""
+"""The most messages that may wait, a few hundred bytes each; above this a SYNC_MASTER takes no more for the moment."""
 TIMER_GRAIN_S = 0.001
-"""A timer may fire this much early; what it is for is due then."""
+"""A timer may fire this much early; its event counts as due then."""
 
 
 class GroupTransferService:
-    """Those who wait, by position; each is told True when a slave has the log up to there, False after `timeout_s`."""
+    """Waiting callbacks by position: each gets True when a slave has the log up to there, False after `timeout_s`."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -31,18 +31,17 @@ class GroupTransferService:
         """Messages that wait."""
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more messages may wait."""
+        """Whether `count` more messages may wait."""
         return self.waiting_count + count <= MAX_WAITING
 
     def wait_for(self, position: int) -> asyncio.Future[bool]:
-        """Wait for a slave to have everything below `position`, which never goes back from call to call."""
+        """Wait for a slave to have everything below `position`, which must not decrease from call to call."""
         transferred: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.tell(position, partial(_settle, transferred))
         return transferred
 
     def tell(self, position: int, on_done: Callable[[bool], object], count: int = 1) -> None:
-        """The same without a future, for so many messages: `on_done` is called with what it would be. Must not
-        raise."""
+        """The same without a future, for `count` messages: `on_done` is called with the result. It must not raise."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._timeout_s
         self._waiting.append((position, due_s, on_done, count))
@@ -70,7 +69,7 @@ class GroupTransferService:
             self._timer = loop.call_at(self._waiting[0][1], self._time_out)
 
     def close(self) -> None:
-        """Nothing will be transferred any more."""
+        """Nothing will be transferred any more: everything that waits gets False."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,12 @@
 """A broker's commit log in classic HA: a master's, which slaves copy, or a slave's, which is a copy.
 
-    ASYNC_MASTER  answers when a message is as safe here as the flush mode promises; slaves get it when they get it
-    SYNC_MASTER   also waits until one slave has it: SLAVE_NOT_AVAILABLE when none is near, FLUSH_SLAVE_TIMEOUT when
-                  none said so in time. Either way the message is stored here, and may be lost with this machine
+    ASYNC_MASTER  answers when a message is as safe here as the flush mode promises; slaves get it at some later time
+    SYNC_MASTER   also waits until one slave has it: SLAVE_NOT_AVAILABLE if none is near, FLUSH_SLAVE_TIMEOUT if none
+                  has confirmed it in time. Either way the message is stored here, and may be lost with this machine
     SLAVE         takes no messages; dispatches what it has copied to its own queues and index
 
-Roles are the configuration's and do not change while the process lives (RocketMQ 4.x): there is no election. To promote
-a slave is an operator's decision, made by starting it with another `broker_role`.
+Roles are configured and do not change while the process runs (RocketMQ 4.x): there is no election. An operator promotes
+a slave by starting it with another `broker_role`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def _nothing() -> None:
 
 
 class HaLedger(ClassicLedger):
-    """See the module. `host` and `port` are where a master waits for slaves; `slave_reads` says whether a slave answers
+    """See the module. A master listens for slaves on `host` and `port`; `slave_reads` says whether a slave answers
     reads."""
 
     def __init__(
@@ -51,9 +51,9 @@ class HaLedger(ClassicLedger):
         self._slave_reads = slave_reads
         timings = ha.timings(timing)
         self.before_cut: Callable[[], None] = lambda: None
-        """Called before the log is cut: what is made from it must stand still."""
+        """Called before the log is cut: what is derived from it must not change meanwhile."""
         self.after_cut: Callable[[], Awaitable[None]] = _nothing
-        """Called when it was cut, and again where that failed: what was made from it follows. Raises OSError."""
+        """Called after the cut, and again if this fails: what is derived from the log follows it. Raises OSError."""
         self._owes_after_cut = False
         self.transfers = GroupTransferService(timeout_s=timings.slave_timeout_s)
         self.service: HAService | None = None
@@ -82,15 +82,15 @@ class HaLedger(ClassicLedger):
             self.add_commit_listener(self.service.wake)
 
     async def start(self) -> None:
-        """Recover; a master then waits for slaves. A slave goes to its master when its `client` is started, which is
-        when everything made from the log is recovered too. Raises as ClassicLedger; OSError for a port in use."""
+        """Recover; a master then listens for slaves. A slave dials its master when its `client` is started, once
+        everything derived from the log is recovered. Raises as ClassicLedger; OSError for a port in use."""
         await super().start()
         if self.service is not None:
             with listening("classic.ha_listen_port"):
                 await self.service.start()
 
     async def stop(self) -> None:
-        """Leave the others, then close the log."""
+        """Disconnect from master or slaves, then close the log."""
         if self.client is not None:
             await self.client.stop()
         if self.service is not None:
@@ -99,7 +99,7 @@ class HaLedger(ClassicLedger):
         await super().stop()
 
     def master_is_at(self, ha_address: str) -> None:
-        """A name server says where the master waits for slaves; counts unless the configuration names the place."""
+        """A name server has reported where the master listens for slaves; a configured address takes precedence."""
         if self.client is not None and not self.ha.master_address:
             self.client.set_master(ha_address)
 
@@ -112,7 +112,7 @@ class HaLedger(ClassicLedger):
             await self._settle_cut()
 
     async def _settle_cut(self) -> None:
-        """See to it that what was made from the log has followed the last cut of it. Raises OSError."""
+        """Make sure that what is derived from the log has followed its last cut. Raises OSError."""
         if self._owes_after_cut:
             await self.after_cut()
             self._owes_after_cut = False
@@ -123,7 +123,7 @@ class HaLedger(ClassicLedger):
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
-        """As ClassicLedger; `on_done` may also be told StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
+        """As ClassicLedger; `on_done` may also get StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
 
         Raises DLedgerError NOT_LEADER on a slave, LEADER_PENDING_FULL also when too many messages wait for slaves.
         """
@@ -146,7 +146,8 @@ class HaLedger(ClassicLedger):
         return placed
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """Of a SYNC_MASTER's messages the first ones may be near enough to a slave, and the others not."""
+        """On a SYNC_MASTER not if the first messages are near enough to a slave and the others are not, or if too many
+        wait already."""
         service = self.service
         if service is None or not self.ha.is_sync:
             return True
@@ -158,7 +159,7 @@ class HaLedger(ClassicLedger):
         return None if self.ha.is_slave and not self._slave_reads else super().read_barrier_now()
 
     async def read_barrier(self, mode: ReadMode) -> int:
-        """What is committed here; a slave answers reads only when it may (`slave_read_enable`), and then what it has.
+        """The committed index here. A slave answers reads only if it may (`slave_read_enable`), from what it has.
 
         Raises DLedgerError NOT_LEADER.
         """
@@ -167,7 +168,7 @@ class HaLedger(ClassicLedger):
         return await super().read_barrier(mode)
 
     def status(self) -> dict[str, Any]:
-        """What the runtime table says of replication."""
+        """The runtime table's fields about replication."""
         if self.client is not None:
             return {
                 "haState": self.client.state,
@@ -186,8 +187,8 @@ class HaLedger(ClassicLedger):
 
 
 class _Both:
-    """The outcome of a message that is to be here and on a slave. A slave's failure counts for more than the disk's
-    delay, as in RocketMQ; an outcome that nobody knows counts for more than either."""
+    """The outcome of a message that is to be here and on a slave. A slave's failure takes precedence over the disk's
+    delay, as in RocketMQ; an unknown outcome takes precedence over both."""
 
     __slots__ = ("_error", "_is_called", "_is_here", "_is_there", "_on_done", "_slave")
 
@@ -198,12 +199,12 @@ class _Both:
         self._slave: bool | None = None
 
     def here(self, error: Exception | None) -> None:
-        """What this node's disk says."""
+        """The outcome on this node's disk is known."""
         self._is_here, self._error = True, error
         self._call()
 
     def there(self, transferred: bool | None) -> None:
-        """Whether a slave has it; None when none is near enough to wait for."""
+        """Whether a slave has it; None if none is near enough to wait for."""
         self._is_there, self._slave = True, transferred
         self._call()
 

@@ -1,18 +1,18 @@
-"""The slave's log as a copy of the master's: what to ask for, what of the stream to believe, where the two part.
+"""Keeps the slave's log a copy of the master's: what to request, what to accept, and where the two logs diverge.
 
-RocketMQ's slave asks for the position behind its own end, and writes whatever comes. If its log is not a copy of the
+RocketMQ's slave requests the position after its own end, and writes whatever arrives. If its log is not a copy of the
 master's (the master lost its tail in a power cut; the slave was master once and has messages of its own), the result
-is a log that is neither, or, where the position lies outside the master's log, a slave that silently gets nothing
-(rocketmq#3388). This one asks for a little that it has already and compares, which needs no other protocol:
+is a log that matches neither or, if the position lies outside the master's log, a slave that silently gets nothing
+(rocketmq#3388). This slave requests a little that it already has and compares, which needs no change of the protocol:
 
-    equal up to its own end            it is a copy, and says so from then on
-    unequal                            it asks again from further back, until it knows where they part
+    equal up to its own end            it is a copy, and reports its position from then on
+    unequal                            it requests from further back, until it knows where the logs diverge
     the master ends before it does     it has what the master lost
-    the master begins before its end   it asks for what both have: the master has no more of it
-    the master begins behind its end   it is too old: the master has removed what it would need
+    the master begins before its end   it requests only what both have: the master has removed the rest
+    the master begins after its end    it is too old: the master has removed what it would need
 
-Only whole records are appended, each checked to be the one for its place, so that the log ends with a record at any
-moment and a position that is reported is one where the next record begins.
+Only whole records are appended, each checked to belong at its position, so that the log always ends with a whole record
+and every reported position is one where the next record begins.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 FIRST_COMPARED_BYTES = 32 << 10
-"""Compared at the begin of each connection: hundreds of messages, one frame."""
+"""Bytes compared at the start of each connection: hundreds of messages, one frame."""
 MAX_RECORD_BYTES = 16 << 20
-"""Held until a record is whole; messages have 8 MB at most, and a blank is shorter than the message it made way for."""
+"""Limit on a record that is held until it is whole; messages, and therefore blanks, have at most 8 MB."""
 _PIECE_BYTES = 1 << 20
 _MAGIC = RECORD_MAGIC.to_bytes(4, "big")
 _MAGIC_AT = 4
@@ -64,15 +64,15 @@ class CopyLog(Protocol):
 
 
 class StreamError(Exception):
-    """The connection cannot go on; the text says why."""
+    """The connection cannot continue; the text says why."""
 
 
 class OutOfStep(StreamError):
-    """The master sends another position than the one that is due."""
+    """The master sends a position other than the expected one."""
 
 
 class NotACopy(StreamError):
-    """What the master sends cannot stand where it says."""
+    """What the master sends cannot belong at its position."""
 
 
 class StartsAt(StreamError):
@@ -84,7 +84,7 @@ class StartsAt(StreamError):
 
 
 class BeginsWithin(StreamError):
-    """The master's log begins at `position`, behind what was asked for and before the end of this one."""
+    """The master's log begins at `position`, after the requested position and before the end of this log."""
 
     def __init__(self, position: int) -> None:
         super().__init__(f"the master's log begins at {position}")
@@ -92,7 +92,7 @@ class BeginsWithin(StreamError):
 
 
 class Mismatch(StreamError):
-    """The two logs do not fit together. `keep_position`: up to where this one can be kept; None: nothing of it."""
+    """The two logs do not fit together. Up to `keep_position` this one can be kept; None: nothing of it."""
 
     def __init__(self, text: str, keep_position: int | None) -> None:
         super().__init__(text)
@@ -104,11 +104,11 @@ class Ahead(Mismatch):
 
 
 class Behind(Mismatch):
-    """The master's log begins at this one's end, or behind it."""
+    """The master's log begins at this one's end, or after it."""
 
 
 class Diverged(Mismatch):
-    """The two logs hold different bytes. `is_certain` is False while they may part further back."""
+    """The two logs hold different bytes. `is_certain` is False while they may diverge further back."""
 
     def __init__(self, text: str, keep_position: int | None, *, is_certain: bool) -> None:
         super().__init__(text, keep_position)
@@ -116,7 +116,7 @@ class Diverged(Mismatch):
 
 
 class Replica:
-    """One connection's view of the log. `compare_bytes` is how much of it is asked for again, but nothing before
+    """One connection's view of the log. `compare_bytes` is how much of it is requested again, but nothing before
     `master_begin`, where the master's log is known to begin."""
 
     def __init__(self, log: CopyLog, *, compare_bytes: int = FIRST_COMPARED_BYTES, master_begin: int = 0) -> None:
@@ -126,14 +126,14 @@ class Replica:
         self._is_first = True
         self._own_end = log.end_position
         is_empty = log.end_position == log.begin_position
-        # 0 would mean that there is nothing; a log that has something asks for its second byte at the earliest.
+        # 0 would mean that this log is empty; one that is not requests its second byte at the earliest.
         self.request_position = 0 if is_empty else max(self._own_end - compare_bytes, self._common_begin)
         self._due = self.request_position
         self.is_compared = is_empty
         """Whether this log is known to be a copy of the master's, so that its end may be reported."""
 
     def receive(self, frame: Frame) -> None:
-        """Take the next frame. Raises StreamError; OSError or LogRefuses when the log does not take more."""
+        """Handle the next frame. Raises StreamError; OSError or LogRefuses if the log does not take more."""
         first, self._is_first = self._is_first, False
         if frame.position != self._due:
             self._judge_position(frame, first=first)
@@ -155,7 +155,7 @@ class Replica:
             self._append_whole_records()
 
     def _judge_position(self, frame: Frame, *, first: bool) -> None:
-        """The frame is not the one that is due: say what that means, unless an empty log may begin there."""
+        """The frame's position is not the expected one: raise what that means, unless an empty log may begin there."""
         position = frame.position
         if first and self.request_position == 0:
             if position % self._log.segment_size_bytes:
@@ -199,8 +199,8 @@ class Replica:
             at += len(own)
 
     def _diverged(self, position: int, what: str) -> Diverged:
-        """Equality before `position` only means something where it covers a record's head, which no other message has:
-        a blank's zeros or a body may be alike in logs that parted long before."""
+        """Equality before `position` proves something only if it covers a record's head, which is unique to a message:
+        a blank's zeros or a body may be the same in logs that diverged long before."""
         log = self._log
         keep = log.record_before(position)
         is_certain = self.request_position <= self._common_begin or self._shows_a_record(keep)
@@ -211,7 +211,8 @@ class Replica:
         )
 
     def _shows_a_record(self, end: int) -> bool:
-        """Whether a record's head lies between what was asked for and `end`; all that there is of a log needs none."""
+        """Whether a record's head lies between the requested position and `end`, or the request covered all that the
+        logs may have in common."""
         log, at = self._log, self.request_position
         if at <= self._common_begin:
             return True

@@ -1,12 +1,12 @@
-"""The master's end: a port that slaves dial, and a connection for each of them (S4; R: AcceptSocketService,
+"""The master's side: a port that slaves dial, and a connection for each of them (S4; R: AcceptSocketService,
 HAConnection with its ReadSocketService and WriteSocketService).
 
-A slave's first report is a request: where to begin. Everything after it is the slave's word of what it has, and only
-that releases messages that wait. A word that cannot be true (a position that was never sent to this slave, a negative
-one) ends the connection and counts for nothing (rocketmq#3015, #1155: there it released every later message).
+A slave's first report is a request: where to begin. Later reports acknowledge what the slave has, and only they release
+messages that wait. A report that cannot be true (a position that was never sent to this slave, or a negative one) ends
+the connection and acknowledges nothing (rocketmq#3015, #1155: there it released every later message).
 
-What is sent is what the master's own flush mode has made safe, so that a slave never has what a restarted master lacks
-unless the master was told to be careless.
+Only what is safe by the master's own flush mode is sent, so that a slave never has what a restarted master lacks,
+unless that flush mode allows loss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["HAConnection", "HAService", "TransferSource"]
 logger = logging.getLogger("node.ha")
 
 TIMER_GRAIN_S = 0.001
-"""A timer may fire this much early; what it is for is due then."""
+"""A timer may fire this much early; its event counts as due then."""
 MAX_SLAVES = 64
-"""Connections at once; each costs a socket, a megabyte of buffer at most, and its share of the disk's reads."""
+"""Limit on connections; each costs a socket, a megabyte of buffer at most, and its share of the disk's reads."""
 FRAMES_PER_TURN = 16
-"""Frames written in one turn of the loop."""
+"""Frames written in one turn of the event loop."""
 BUFFER_BYTES = 1 << 20
-"""Written and not yet taken by the system, per slave; beyond it nothing more is read from the log for it."""
+"""Bytes per slave that the system has not taken yet; above this nothing more is read from the log for that slave."""
 
 
 class TransferSource(Protocol):
@@ -64,9 +64,9 @@ class HAConnection(asyncio.Protocol):
         self._first = -1
         self.address = self.host = "?"
         self.request_position = -1
-        """What the slave asked for; -1 until it did."""
+        """The position that the slave asked for; -1 until it did."""
         self.ack_position = -1
-        """What the slave says it has; -1 until it did."""
+        """The position that the slave has acknowledged; -1 until it did."""
 
     @property
     def is_transferring(self) -> bool:
@@ -75,7 +75,7 @@ class HAConnection(asyncio.Protocol):
 
     @property
     def next_position(self) -> int:
-        """What is sent next; -1 before there was a request."""
+        """The position that is sent next; -1 before there was a request."""
         return self._next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -114,7 +114,7 @@ class HAConnection(asyncio.Protocol):
                 self._reported(position)
 
     def _requested(self, position: int) -> None:
-        """Begin at what the slave asks for: 0 means that it has nothing, and gets the last file only (R)."""
+        """Begin where the slave asks; 0 means that it has nothing, and then it gets only the last file (R)."""
         log = self._service.log
         begin, end = log.begin_position, self._service.end_position
         start = position
@@ -140,7 +140,7 @@ class HAConnection(asyncio.Protocol):
 
     def _reported(self, position: int) -> None:
         if 0 <= position <= self._next:
-            # Less than it asked for is no lie: what a slave compares may wait for its disk.
+            # A position before its request is valid: bytes that a slave compares may still wait for its disk.
             if position >= self._first and position > self.ack_position:
                 self.ack_position = position
                 self._service.confirmed(position)
@@ -172,7 +172,7 @@ class HAConnection(asyncio.Protocol):
             except OSError as error:
                 body = b""
                 self._service.complain(f"{self.host} reads", f"the log cannot be read at {self._next}: {error}")
-            if not body:  # removed from the front meanwhile, or unreadable: the slave asks again and is told
+            if not body:  # removed from the front meanwhile, or unreadable: the slave asks again and learns it
                 self.close()
                 return
             self._write(Frame(self._next, body))
@@ -205,13 +205,13 @@ class HAConnection(asyncio.Protocol):
             return
         if now_s >= self._heartbeat_at_s():
             if self.is_transferring and self._may_write and not self._scheduled:
-                self._write(Frame(self._next, b""))  # to a slave that compares it says that the log ends here
-            else:  # nothing was asked for, or what waits says more than a heartbeat
+                self._write(Frame(self._next, b""))  # tells a slave that compares that the log ends here
+            else:  # nothing was requested, or frames that wait make a heartbeat needless
                 self._last_write_s = self._loop.time()
         self._arm()
 
     def close(self) -> None:
-        """End the connection behind what was written."""
+        """End the connection once what was written is sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -222,7 +222,7 @@ class HAConnection(asyncio.Protocol):
 
 
 class HAService:
-    """Listens for slaves of the log `log`. `on_confirmed(position)` is called when some slave has more than any had."""
+    """Listens for slaves of `log`. `on_confirmed(position)` is called when a slave has more than any had before."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class HAService:
         self._connections: dict[HAConnection, None] = {}
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.push_to_slave_max_position = 0
-        """The most that any slave has said to have (R: push2SlaveMaxOffset)."""
+        """The highest position that any slave has acknowledged (R: push2SlaveMaxOffset)."""
         self.accepted_total = 0
 
     @property
@@ -261,7 +261,7 @@ class HAService:
 
     @property
     def end_position(self) -> int:
-        """What may be sent: written, and safe by the master's own flush mode."""
+        """The end of what may be sent: written, and safe by the master's own flush mode."""
         return min(self.log.committed_position, self.log.written_position)
 
     async def start(self) -> None:
@@ -279,7 +279,7 @@ class HAService:
             self._server = None
 
     def opened(self, connection: HAConnection) -> bool:
-        """Take a new connection; False when there are too many."""
+        """Accept a new connection; False if there are too many."""
         if self._server is None or len(self._connections) >= MAX_SLAVES:
             self.complain("full", f"{len(self._connections)} slaves are connected, no more are taken")
             return False
@@ -312,11 +312,11 @@ class HAService:
             connection.wake()
 
     def complain(self, key: str, text: str) -> None:
-        """Log a warning that a peer could otherwise flood. The key names no port: each connection has another one."""
+        """Log a warning, rate-limited because a peer could cause a flood. The key has no port, because ports change."""
         self._complaints.warning(logger, key, "%s", text)
 
     def note(self, key: str, text: str) -> None:
-        """Log what slaves do; a peer could flood that as well."""
+        """Log what slaves do, rate-limited as well."""
         self._complaints.warning(logger, key, "%s", text, level=logging.INFO)
 
     def slaves(self) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""The names of the mutants, what each does wrong, and where the mistake is known from.
+"""The names of the mutants, what each does wrong, and the source of each mistake.
 
 Origins: S0 to S4 are the source articles, "R" is DLedger or RocketMQ as published, `dledger#N` and `rocketmq#N` are
-reports against them, "raft-dev 2015" is what Ongaro found wrong with changes of single members, "FAST 2018" Alagappan
-and others on recovery from damaged logs, "Raft" and "DLedger's tests" speak for themselves.
+reports against them, "raft-dev 2015" is the flaw that Ongaro found in single-member changes, "FAST 2018" is Alagappan
+and others on recovery from damaged logs, "Raft" and "DLedger's tests" are what their names say.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NO_MUTANT = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One mistake. `is_in_client` ones are put into clients, not into nodes. For `is_unscripted` ones no scenario is
-    written: they take several things at once, and are there to see what a search finds by itself."""
+    """One mistake. `is_in_client`: it is put into clients, not into nodes. `is_unscripted`: it needs several conditions
+    at once and has no scripted scenario; it serves to show what a search finds on its own."""
 
     does: str
     origin: str
@@ -33,14 +33,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "vote-without-fsync": Mutant(does="term and vote are written, not synced", origin="R"),
     "vote-for-shorter-log": Mutant(does="a vote is given whatever the candidate's log holds", origin="S3"),
     "end-term-from-current-term": Mutant(
-        does="elections compare the current term in the place of the last entry's", origin="S0, dledger#52"
+        does="elections compare the current term instead of the last entry's", origin="S0, dledger#52"
     ),
     "commit-old-terms": Mutant(
         does="entries of earlier terms are committed by counting (Figure 8)", origin="S0, S2, dledger#4"
     ),
     "ack-before-quorum": Mutant(does="an append is acknowledged once the leader has it", origin="S2"),
     "ack-before-fsync": Mutant(does="acknowledgements do not wait for the sync", origin="S1, R"),
-    "quorum-off-by-one": Mutant(does="one member less than a majority commits", origin="S0, S2"),
+    "quorum-off-by-one": Mutant(does="one member fewer than a majority commits", origin="S0, S2"),
     "commit-beyond-end": Mutant(
         does="a follower takes over the leader's committed index unbounded", origin="dledger#278"
     ),
@@ -51,10 +51,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "truncate-not-persisted": Mutant(
         does="a truncation leaves index and checkpoint as they were, and is not synced", origin="rocketmq#10666"
     ),
-    "compare-index-only": Mutant(does="COMPARE takes entries of the same index for equal", origin="S0, S2"),
+    "compare-index-only": Mutant(does="COMPARE takes entries with the same index for equal", origin="S0, S2"),
     "accept-gap": Mutant(does="a follower acknowledges entries whose predecessors it lacks", origin="S0, S2"),
     "stale-leader-reads": Mutant(
-        does="a leader answers reads unasked, and does not step down without a quorum", origin="Raft 6.4, R"
+        does="a leader answers reads without asking a quorum, and does not step down without one", origin="Raft 6.4, R"
     ),
     "lease-on-wall-clock": Mutant(does="the lease is measured by the wall clock", origin="Raft 6.4.1"),
     "no-step-down": Mutant(does="a leader without a quorum keeps leading", origin="R"),
@@ -72,25 +72,27 @@ MUTANTS: Mapping[str, Mutant] = {
     "timers-forgotten": Mutant(does="a restart forgets which timer messages wait", origin="R"),
     "checksum-ignored": Mutant(does="recovery and reads take any bytes for an entry", origin="S1"),
     "members-forgotten": Mutant(
-        does="a restart forgets who belongs to the group and takes the configuration's word", origin="Raft 6"
+        does="a restart forgets the group's members and uses those of the configuration", origin="Raft 6"
     ),
     "removed-leader-stays": Mutant(does="a leader that was removed goes on leading", origin="Raft 6"),
     "transfer-keeps-lead": Mutant(
-        does="a leader that gives its lead away goes on leading, and reading by its lease", origin="R"
+        does="a leader that transfers its leadership goes on leading, and reading by its lease", origin="R"
     ),
     "ha-ack-when-sent": Mutant(
-        does="classic HA: what was sent to a slave counts as what it has", origin="S4, rocketmq#3015"
+        does="classic HA: what was sent to a slave counts as acknowledged", origin="S4, rocketmq#3015"
     ),
-    "ha-ack-before-slave-syncs": Mutant(does="classic HA: a slave says that it has what it has received", origin="S4"),
+    "ha-ack-before-slave-syncs": Mutant(
+        does="classic HA: a slave acknowledges what it has received, not what it has synced", origin="S4"
+    ),
     "ha-send-before-sync": Mutant(does="classic HA: slaves get what the master has not synced", origin="S4"),
     "ha-never-compares": Mutant(
-        does="classic HA: a slave asks for what is behind its end and takes what comes", origin="rocketmq#3388"
+        does="classic HA: a slave requests what follows its end and appends whatever arrives", origin="rocketmq#3388"
     ),
     "indefinite-as-definite": Mutant(
         does="clients report sends of unknown outcome as failed", origin="DLedger's tests", is_in_client=True
     ),
     "lead-term-again": Mutant(
-        does="a member may lead a term that it has led before, and numbers other entries alike",
+        does="a member may lead a term that it has led before, and gives other entries the same numbers",
         origin="R",
     ),
     "vote-after-restart": Mutant(
@@ -108,7 +110,7 @@ MUTANTS: Mapping[str, Mutant] = {
         is_unscripted=True,
     ),
     "lease-by-role": Mutant(
-        does="whoever leads counts as holding the lease, also right after a pause",
+        does="a leader always counts as holding the lease, even right after a pause",
         origin="Raft 6.4.1",
     ),
     "read-confirmed-before": Mutant(
@@ -117,7 +119,7 @@ MUTANTS: Mapping[str, Mutant] = {
         is_unscripted=True,
     ),
     "late-truncate": Mutant(
-        does="a truncation that was long under way takes back what has been acknowledged since",
+        does="a truncation that was delayed for long removes what has been acknowledged since",
         origin="Raft 5.3",
     ),
     "verified-forever": Mutant(
@@ -126,7 +128,7 @@ MUTANTS: Mapping[str, Mutant] = {
         is_unscripted=True,
     ),
     "watermark-outlives-term": Mutant(
-        does="a leader goes on with what it knew of its peers when it led before",
+        does="a leader starts from what it knew of its peers when it last led",
         origin="Raft 5.3, S2",
         is_unscripted=True,
     ),
@@ -135,7 +137,7 @@ MUTANTS: Mapping[str, Mutant] = {
         origin="Raft 5.2, FAST 2018",
     ),
     "durable-mark-stays": Mutant(
-        does="a truncation leaves the mark of what is durable, and what takes its place is acknowledged at once",
+        does="a truncation does not lower the durable index, and what is written in its place is acknowledged at once",
         origin="S1, S2",
         is_unscripted=True,
     ),
@@ -145,7 +147,7 @@ MUTANTS: Mapping[str, Mutant] = {
         is_unscripted=True,
     ),
     "damage-cut-off": Mutant(
-        does="durable entries that cannot be read are cut off as an unfinished write is",
+        does="durable entries that cannot be read are cut off like an unfinished write",
         origin="FAST 2018",
     ),
     "change-before-own-commit": Mutant(
@@ -153,7 +155,7 @@ MUTANTS: Mapping[str, Mutant] = {
         origin="raft-dev 2015",
     ),
     "changes-overlap": Mutant(
-        does="the group is changed again before the change before is committed",
+        does="the group is changed again before the previous change is committed",
         origin="Raft 4.1",
     ),
     "truncated-members-stay": Mutant(
@@ -169,7 +171,7 @@ CLIENT_MUTANTS = frozenset(name for name, mutant in MUTANTS.items() if mutant.is
 
 
 def check_mutant(name: object) -> str:
-    """`name` itself when a mutant or "none" is called so; ValueError listing the names otherwise."""
+    """Return `name` if it is a mutant's or "none". Raises ValueError, which lists the names, otherwise."""
     if not isinstance(name, str) or (name != NO_MUTANT and name not in MUTANTS):
         known = [NO_MUTANT, *MUTANTS]
         raise ValueError(f"no mutant is called {name!r}; there are: {', '.join(known)}{nearest(str(name), known)}")

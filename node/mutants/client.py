@@ -1,4 +1,4 @@
-"""Putting a mutant into a client. Apart from `switch.py`, since a program that has clients needs no broker for it."""
+"""Puts a mutant into a client. Separate from `switch.py`, because a program with clients need not import a broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mutate_client(name: str, client: BrokerClient) -> None:
             try:
                 return await BrokerClient.send(self, *arguments, **options)
             except ClientError as error:
-                if isinstance(self, mutated):  # and not put right since the message was sent
+                if isinstance(self, mutated):  # and was not restored since the message was sent
                     error.is_definite = True
                 raise
 

@@ -60,7 +60,7 @@ def vote_for_shorter_log(ledger: DLedgerServer) -> None:
 
 
 class _StampedStore:
-    """A log as elections see it, whose last entry is always of the current term."""
+    """The log as seen by elections; its last entry always has the current term."""
 
     def __init__(self, store: DLedgerStore, state: MemberState) -> None:
         self._store = store
@@ -94,7 +94,7 @@ def no_step_down(ledger: DLedgerServer) -> None:
         wait_ns = LeaderElector._lead(self)
         if self.leadership is None:
             return wait_ns
-        # The end of the lease is past and of no consequence: only the next heartbeat is waited for.
+        # The end of the lease has passed without effect: wait only for the next heartbeat.
         due_ns = self.leadership.last_beat_ns + self._timing.heartbeat_interval_ms * 1_000_000
         return max(wait_ns, due_ns - self._clock.monotonic_ns(), 1)
 
@@ -110,7 +110,7 @@ def stale_leader_reads(ledger: DLedgerServer) -> None:
 
 
 class _WallClock:
-    """A clock whose duration is told by the time of day."""
+    """A clock that measures durations by the time of day."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -123,8 +123,7 @@ class _WallClock:
 
 
 def lease_on_wall_clock(ledger: DLedgerServer) -> None:
-    """The leader's side of the lease: heartbeats keep their rhythm by the true clock, the lease is counted by the
-    other one."""
+    """The leader's side of the lease: heartbeats are timed by the monotonic clock, the lease by the wall clock."""
     wall = _WallClock(ledger.runtime.clock)
 
     def _send(self: Leadership, peer: str, number: int, sent_ns: int, *, is_repeat: bool = False) -> None:

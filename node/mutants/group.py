@@ -1,4 +1,4 @@
-"""Mutants of what an operator does to a group: who belongs to it, who is given the lead."""
+"""Mutants of what an operator does to a group: changes of its members, and transfers of leadership."""
 
 from __future__ import annotations
 

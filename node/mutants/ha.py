@@ -1,4 +1,4 @@
-"""Mutants of classic HA: what a master takes for a slave's word, what a slave takes for a copy."""
+"""Mutants of classic HA: what a master takes for an acknowledgement, what a slave takes for a copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ack_when_sent(ledger: HaLedger) -> None:
 
 
 class _HastyLog:
-    """A log whose every byte counts as safe at once."""
+    """A log in which every byte counts as safe at once."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
@@ -68,7 +68,7 @@ def ack_before_slave_syncs(ledger: HaLedger) -> None:
 
 
 class _Credulous(Replica):
-    """Asks for the position behind its end and takes what comes, as RocketMQ's slave does."""
+    """Requests the position after its end and appends what arrives, as RocketMQ's slave does."""
 
     def __init__(self, log: CopyLog, *, compare_bytes: int = 0) -> None:
         super().__init__(log, compare_bytes=0)

@@ -1,5 +1,5 @@
-"""Mutants of what makes a read safe: that a leader still is one, by its lease or by asking, and whom members vote for
-while they stand by it."""
+"""Mutants of what makes reads safe: how a leader knows, by its lease or by asking, that it still leads, and for whom
+its followers may vote."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 
-def _in_every_lead(ledger: DLedgerServer, **attributes: Any) -> None:
-    """Every lead that this member begins has other methods."""
+def _in_every_leadership(ledger: DLedgerServer, **attributes: Any) -> None:
+    """Replace methods in every leadership that this member begins."""
 
     def _become_leader(self: LeaderElector, term: int) -> None:
         LeaderElector._become_leader(self, term)
@@ -34,7 +34,7 @@ def _in_every_lead(ledger: DLedgerServer, **attributes: Any) -> None:
 
 
 def vote_after_restart(ledger: DLedgerServer) -> None:
-    """What it may have promised its leader before it was restarted a member does not wait for."""
+    """A restarted member does not wait for the lease that it may have promised its leader before."""
 
     def start(self: LeaderElector) -> None:
         LeaderElector.start(self)
@@ -56,16 +56,16 @@ def lease_from_answer(ledger: DLedgerServer) -> None:
     ) -> None:
         Leadership._heard(self, peer, number, self._clock.monotonic_ns(), is_repeat, answer)
 
-    _in_every_lead(ledger, _heard=_heard)
+    _in_every_leadership(ledger, _heard=_heard)
 
 
 def lease_by_role(ledger: DLedgerServer) -> None:
-    """A pause ends, and what was asked meanwhile is answered before the leader has looked at its clock."""
+    """After a pause, requests that arrived meanwhile are answered before the leader has looked at its clock."""
 
     def holds_lease(self: Leadership) -> bool:
         return self._quorum_round() > 0
 
-    _in_every_lead(ledger, holds_lease=holds_lease)
+    _in_every_leadership(ledger, holds_lease=holds_lease)
 
 
 def read_confirmed_before(ledger: DLedgerServer) -> None:
@@ -79,4 +79,4 @@ def read_confirmed_before(ledger: DLedgerServer) -> None:
         if self._expiry is None:
             self._expiry = loop.call_at(due_s, self._expire)
 
-    _in_every_lead(ledger, confirm_then=confirm_then)
+    _in_every_leadership(ledger, confirm_then=confirm_then)

@@ -1,7 +1,7 @@
-"""Replacing single methods of single objects, so that code without a mutant has no branch for it.
+"""Replaces single methods of single objects, so that the code itself has no branches for mutants.
 
-The object's class is exchanged for a subclass made for it, in which the named attributes are others. Other objects of
-the class, such as those of another node of the same simulation, stay as they are.
+The object gets a new subclass of its class, in which the named attributes are replaced. Other objects of the class,
+such as those of another node of the same simulation, stay as they are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["MissingPart", "copy_of", "replace"]
 
 
 class MissingPart(Exception):
-    """What a mutant replaces is not there any more; the text names it. A mutant must never silently do nothing."""
+    """What a mutant replaces no longer exists; the text names it. A mutant must never silently do nothing."""
 
 
 def replace(part: object, **attributes: Any) -> None:
-    """Give one object other methods or properties, by name. Raises MissingPart where there is none of a name."""
+    """Replace methods or properties of one object, by name. Raises MissingPart if one does not exist."""
     kind = type(part)
     for name in attributes:
         if not hasattr(kind, name):

@@ -92,7 +92,7 @@ def commit_beyond_end(ledger: DLedgerServer) -> None:
 
 
 class _HastyComparison(Comparison):
-    """Truncates where it first finds agreement, also where more than that agrees."""
+    """Truncates where it first finds agreement, even if more than that agrees."""
 
     def decide(self, index: int, *, is_same: bool, follower_begin: int, follower_end: int) -> Decision:
         if is_same and index < follower_end:
@@ -123,7 +123,7 @@ def truncate_not_persisted(ledger: DLedgerServer) -> None:
     async def cut(self: LedgerFiles, position: int, end_index: int) -> None:
         data = self.data
         if data._bases and data._base_of(position) == data._bases[-1]:
-            data._end = position  # the file keeps what stands behind
+            data._end = position  # the file keeps what follows
         else:
             await data.truncate(position)
 
@@ -182,7 +182,7 @@ def watermark_outlives_term(ledger: DLedgerServer) -> None:
 
 
 def checksum_ignored(ledger: DLedgerServer) -> None:
-    """The recovery of this member runs from a copy of its module in which parsing does not verify."""
+    """This member's recovery runs from a copy of its module in which parsing verifies nothing."""
     lenient = copy_of("node.dledger.recovery")
     lenient.__dict__["parse_entry"] = _parse_unverified
     unverified = {

@@ -1,8 +1,8 @@
-"""Mutants of snapshots: what they are checked for, and in which order they and the log change.
+"""Mutants of snapshots: how they are verified, and in which order they and the log change.
 
-They are put into members that keep a state beside their log (`node.dledger.state_machine`) and are looked for there, in
-`tests/node/dledger/test_snapshot_mutants.py`: under a broker's workloads, whose log is removed after days, they would
-hardly ever show.
+They are put into members that keep a state beside their log (`node.dledger.state_machine`) and tested there, in
+`tests/node/dledger/test_snapshot_mutants.py`: under a broker's workloads they would hardly ever show, because its log
+is removed only after days.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["install_goes_back", "log_removed_before_snapshot", "snapshot_term_ig
 
 
 def snapshot_unverified(ledger: DLedgerServer) -> None:
-    """A snapshot's bytes are taken for what they should be, on the disk and from the network."""
+    """A snapshot's bytes are not verified, neither from the disk nor from the network."""
 
     def parse(self: SnapshotFiles, data: bytes) -> Snapshot:
         end = data.find(b"\n", data.find(b"\n") + 1) + 1
@@ -42,7 +42,7 @@ def snapshot_unverified(ledger: DLedgerServer) -> None:
 
 
 def log_removed_before_snapshot(ledger: DLedgerServer) -> None:
-    """The log gives up its beginning when a snapshot is taken, and not only once that is durable."""
+    """The beginning of the log is removed when a snapshot is taken, before the snapshot is durable."""
 
     async def _keep(self: SnapshotManager, snapshot: Snapshot, data: bytes) -> None:
         self._newest = snapshot
@@ -53,7 +53,7 @@ def log_removed_before_snapshot(ledger: DLedgerServer) -> None:
 
 
 def snapshot_term_ignored(ledger: DLedgerServer) -> None:
-    """Of the entry that a snapshot ends with only the index is compared with the log."""
+    """The term of a snapshot's last entry is not compared with the log's."""
 
     def fits(self: SnapshotManager, snapshot: Snapshot) -> bool:
         return True
@@ -67,7 +67,7 @@ def snapshot_term_ignored(ledger: DLedgerServer) -> None:
 
 
 def install_goes_back(ledger: DLedgerServer) -> None:
-    """Whatever snapshot a leader sends is loaded at once, also one that ends before what is applied."""
+    """Any snapshot that a leader sends is loaded at once, even one that ends before what is applied."""
 
     def is_needed(self: SnapshotManager, index: int) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Mutants of what is on the disk: marks that claim too much, and what is made of files that are damaged."""
+"""Mutants of what is on the disk: marks that claim too much, and the handling of damaged files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def vote_lost_with_its_file(ledger: DLedgerServer) -> None:
         try:
             MemberState.load(self)
         except LedgerCorrupt:
-            pass  # it goes on like a member that has never voted
+            pass  # continue like a member that has never voted
 
     def check_against_log(self: MemberState, ledger_end_term: int) -> None:
         self.term = max(self.term, ledger_end_term)
@@ -58,7 +58,7 @@ def checkpoint_ahead(ledger: DLedgerServer) -> None:
 
 
 def damage_cut_off(ledger: DLedgerServer) -> None:
-    """The recovery of this member runs from a copy of its module that takes where reading stops for the end."""
+    """This member's recovery runs from a copy of its module for which the log ends wherever reading stops."""
     careless = copy_of("node.dledger.recovery")
 
     def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan) -> int:

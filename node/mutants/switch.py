@@ -1,4 +1,4 @@
-"""Putting a mutant into a node; `client.py` beside this puts one into a client."""
+"""Puts a mutant into a node; `client.py` puts one into a client."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _IN_BROKER: Mapping[str, Callable[[BrokerController], None]] = {
 def mutate_broker(name: str, broker: BrokerController) -> None:
     """Put the mutant `name` into a broker that has not started. Does nothing for "none" and for mutants of clients.
 
-    Raises ValueError for a name that stands for none, MissingPart when the code has moved on from the mutant.
+    Raises ValueError for an unknown name or an unsuitable broker, MissingPart if the code no longer fits the mutant.
     """
     check_mutant(name)
     if name in _IN_LEDGER:
@@ -88,8 +88,8 @@ def mutate_broker(name: str, broker: BrokerController) -> None:
 
 
 def part_of(name: str) -> str:
-    """The part of the program that the mutant `name` is put into: the module of this package that it lies in, such as
-    "election"; "client" for those of clients. Raises ValueError for a name that stands for none."""
+    """The part of the program that the mutant `name` is put into: its module in this package, such as "election", or
+    "client" for mutants of clients. Raises ValueError for an unknown name and for "none"."""
     check_mutant(name)
     if name in CLIENT_MUTANTS:
         return "client"
