@@ -1,7 +1,7 @@
-"""A client of the broker: producers and consumers for programs, and single requests for those who want just that.
+"""A client of the broker: producers and consumers for programs, and a low-level client for single requests.
 
-`Client` is what a program opens. `BrokerClient` sends one request for one call and never retries; both raise errors
-that say whether a request can have had an effect.
+A program opens a `Client`. `BrokerClient` sends one request per call and never retries; both raise errors that say
+whether a request can have had an effect.
 """
 
 from __future__ import annotations

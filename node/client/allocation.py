@@ -1,4 +1,4 @@
-"""Who of a consumer group reads which queues. Every member works it out alone, from the same two sorted lists."""
+"""Which member of a consumer group reads which queues: each computes it alone, from the same two sorted lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AllocationStrategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list
 
 
 def allocate_averagely(own_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """A run of neighbouring queues; the first members get one more where it does not come out even (R: AVG)."""
+    """A run of adjacent queues; the first members get one more if the queues do not divide evenly (R: AVG)."""
     if own_id not in members:
         return []
     index, count = members.index(own_id), len(members)

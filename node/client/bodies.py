@@ -1,6 +1,6 @@
 """Bodies of replies in JSON, as RocketMQ's own brokers and name servers write them.
 
-They write maps with numbers for keys as they are, `{0:"10.0.0.1:10911"}`, which is no JSON (R: RemotingSerializable, by
+They write numeric keys of maps without quotes, `{0:"10.0.0.1:10911"}`, which is not JSON (R: RemotingSerializable, by
 fastjson).
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 __all__ = ["read_body"]
 
 _STRING_OR_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
-"""A whole text, so that nothing within one is taken for a key; or a key without quotes, between what surrounds it."""
+"""A whole string, so that nothing within one is taken for a key; or a key without quotes, with what surrounds it."""
 
 
 def read_body(body: bytes) -> Any:
-    """The value of a body. Raises ValueError when it is none, RecursionError when it is nested too deeply."""
+    """Decode a body. Raises ValueError if it is not valid, RecursionError if it is nested too deeply."""
     try:
         return json.loads(body)
     except ValueError:

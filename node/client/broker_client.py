@@ -38,9 +38,9 @@ __all__ = ["BrokerClient"]
 ROUTE_MAX_AGE_MS: Final = 30_000
 """How long a route is used without asking again (R: pollNameServerInterval)."""
 MAX_CACHED_ROUTES: Final = 1024
-"""Topics whose route is kept; beyond it the oldest goes."""
+"""Limit on cached routes; above it the oldest is dropped."""
 MAX_CONNECTIONS: Final = 64
-"""Open connections of one client: every broker and name server of a large test, several times over."""
+"""Limit on open connections of one client: several times the brokers and name servers of a large test."""
 _SYS_FLAG_SUSPEND: Final = 2
 _SYS_FLAG_SUBSCRIPTION: Final = 4
 _SEND_STATUS: Final = {int(status.value): status for status in SendStatus}
@@ -55,13 +55,13 @@ def _identity(address: str) -> str:
 class BrokerClient:
     """Talks to the brokers behind some name servers.
 
-    `translate` maps an address that a broker advertises to the one that this client must dial (where every
-    link goes through a proxy); addresses in routes and leader hints are translated already, and an `address`
-    argument is dialled as it is. Without one, a call goes to the master in the topic's route.
-    `client_id` is what brokers know this client by (its group name). Times are in milliseconds. `tls` encrypts
+    `translate` maps an address that a broker advertises to the one that this client must dial (if every link goes
+    through a proxy); addresses in routes and leader hints are translated already, and an `address` argument is dialled
+    as it is. Without `address`, a call goes to the master in the topic's route.
+    `client_id` identifies this client to brokers (as its group name). Times are in milliseconds. `tls` encrypts
     every connection, to name servers too; `credentials` sign every request.
 
-    A connection on which two requests in a row time out with nothing received is given up, and the next call
+    A connection on which two requests in a row time out with nothing received is closed, and the next call
     dials anew. Use as `async with BrokerClient(...) as client`, or call `close`.
     """
 
@@ -98,15 +98,15 @@ class BrokerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; calls under way end in OutcomeUnknown. Idempotent."""
+        """Close every connection; calls in flight end in OutcomeUnknown. Idempotent."""
         await self._remoting.close()
 
-    # Who serves what
+    # Routes
 
     async def route(self, topic: str, *, timeout_ms: int | None = None) -> Route:
         """Ask the name servers, one after the other, who serves `topic`.
 
-        Raises NoRoute (definite) when all of them do not know or do not answer in `timeout_ms` altogether.
+        Raises NoRoute (definite) if none of them knows and answers within `timeout_ms`, which they share.
         """
         request = Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
         reply, address = await self._ask_name_servers(request, timeout_ms)
@@ -119,8 +119,8 @@ class BrokerClient:
         )
 
     async def cluster_groups(self, *, timeout_ms: int | None = None) -> tuple[BrokerGroup, ...]:
-        """Every broker name that any name server knows; they are all asked, and what the first in line says of a
-        name counts. Raises NoRoute when none of them answers."""
+        """Every broker name that any name server knows. All of them are asked; for each name, the first one that knows
+        it counts. Raises NoRoute if none of them answers."""
         asked = [self._cluster_groups_at(address, timeout_ms) for address in self._name_servers]
         groups: dict[str, BrokerGroup] = {}
         failures: list[NoRoute] = []
@@ -204,12 +204,12 @@ class BrokerClient:
         version: int = 0,
         is_known: bool = False,
     ) -> PullResult:
-        """Read messages of a queue from `offset` on, at most `max_messages` and what the broker gives at once.
+        """Read messages of a queue from `offset` on, at most `max_messages` and as many as the broker returns at once.
 
-        With `suspend_ms` the broker holds the request that long when there is nothing new; `timeout_ms` (by
-        default the request timeout and `suspend_ms`) must be longer. `group` is the consumer's, the client's id by
+        With `suspend_ms` the broker holds the request that long if there is nothing new; `timeout_ms` (by
+        default the request timeout plus `suspend_ms`) must be longer. `group` is the consumer's, the client's id by
         default; `version` is that of its subscription. Bodies are as stored. Raises ClientError,
-        a BadReply when a record in the answer is damaged.
+        a BadReply if a record in the answer is damaged.
 
         `is_known` tells a broker of this project that there is a message at `offset`, because `max_offset` said so:
         it may then answer without having a quorum confirm that it leads. The bounds in such an answer may be old.
@@ -256,9 +256,9 @@ class BrokerClient:
         address: str | None = None,
         timeout_ms: int | None = None,
     ) -> list[PoppedMessage]:
-        """Messages of whatever queue, as RocketMQ 5 has it; none when none comes within `poll_ms`. They are this
-        consumer's for `invisible_ms`, and come again to the group unless they are acknowledged by then. Raises
-        ClientError: messages may have been given out all the same, and come again."""
+        """Messages from any queue, as in RocketMQ 5; none if none arrives within `poll_ms`. They are invisible to other
+        consumers for `invisible_ms`, and redelivered to the group unless they are acknowledged by then. Raises
+        ClientError: the broker may have handed out messages nevertheless, and redelivers them."""
         fields: dict[str, FieldValue] = {
             "consumerGroup": group, "topic": topic, "queueId": -1, "maxMsgNums": max_messages,
             "invisibleTime": invisible_ms, "pollTime": poll_ms, "bornTime": self._clock.wall_ms(), "initMode": 0,
@@ -279,7 +279,7 @@ class BrokerClient:
     async def acknowledge(
         self, popped: PoppedMessage, *, group: str, address: str | None = None, timeout_ms: int | None = None
     ) -> None:
-        """A popped message is dealt with; returns when the broker has that in its log. Raises ClientError."""
+        """Acknowledge a popped message; returns when the broker has that in its log. Raises ClientError."""
         stored = popped.message
         fields: dict[str, FieldValue] = {
             "consumerGroup": group, "topic": stored.topic, "queueId": stored.queue_id,
@@ -304,7 +304,7 @@ class BrokerClient:
     # Administration
 
     async def runtime_info(self, address: str, *, timeout_ms: int | None = None) -> dict[str, str]:
-        """What the broker at `address` says of itself (code 28). Raises ClientError."""
+        """The runtime information of the broker at `address` (code 28). Raises ClientError."""
         reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
         self._expect_success(reply, None, address)
         try:
@@ -313,7 +313,7 @@ class BrokerClient:
             raise BadReply(f"the runtime info cannot be read: {error!r}", address=address, code=0) from None
 
     async def broker_config(self, address: str, *, timeout_ms: int | None = None) -> dict[str, str]:
-        """The properties that the broker at `address` runs with, its role of the moment among them (code 26). Raises
+        """The properties that the broker at `address` runs with, including its current role (code 26). Raises
         ClientError."""
         reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_CONFIG), timeout_ms)
         self._expect_success(reply, None, address)
@@ -340,7 +340,7 @@ class BrokerClient:
     ) -> None:
         """Create or change a topic on one broker, or on the master of every group that is known.
 
-        Raises ClientError; NoRoute when no master is known.
+        Raises ClientError; NoRoute if no master is known.
         """
         if address is not None:
             masters = [address]
@@ -363,7 +363,7 @@ class BrokerClient:
     # Any request
 
     async def invoke(self, address: str, request: Command, timeout_ms: float | None = None) -> Command:
-        """One request to `address`, one reply of whatever code. Raises NotSent or OutcomeUnknown."""
+        """Send one request to `address`; returns the reply, whatever its code. Raises NotSent or OutcomeUnknown."""
         request.serializer = self._serializer
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
@@ -374,7 +374,7 @@ class BrokerClient:
             raise kind(str(error), address=address) from error
 
     async def send_oneway(self, address: str, request: Command) -> None:
-        """One request to `address` that nobody answers. Raises NotSent; returning says nothing of its arrival."""
+        """Send one request that has no reply to `address`. Raises NotSent; a return does not mean that it arrived."""
         request.serializer = self._serializer
         try:
             await self._remoting.send_oneway(address, request)
@@ -404,7 +404,7 @@ class BrokerClient:
     async def _ask_broker(
         self, request: Command, topic: str, address: str | None, timeout_ms: int | None
     ) -> tuple[Command, str]:
-        """The reply, whatever its code, and who gave it: `address`, or the master of the topic's route."""
+        """The reply, whatever its code, and where it came from: `address`, or the master in the topic's route."""
         if address is not None:
             return await self.invoke(address, request, timeout_ms), address
         if timeout_ms is None:
@@ -436,7 +436,7 @@ class BrokerClient:
         return master
 
     async def _ask_name_servers(self, request: Command, timeout_ms: int | None) -> tuple[Command, str]:
-        """The first good reply and who gave it. The one that answered last is asked first the next time."""
+        """The first good reply and the server that sent it, which is asked first the next time."""
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         loop = asyncio.get_running_loop()

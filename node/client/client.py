@@ -89,7 +89,7 @@ class Client(Session):
         queues: Iterable[MessageQueue] | None = None,
         **options: Any,
     ) -> PullConsumer:
-        """A consumer that is asked by `poll`; see PullConsumer for the options. Not started yet."""
+        """A consumer that the program polls; see PullConsumer for the options. Not started yet."""
         return PullConsumer(self, group, subscriptions, queues=queues, **options)
 
     def local_offsets(self, path: str) -> LocalOffsets:

@@ -1,4 +1,4 @@
-"""A member of a consumer group: which queues are its own, where it reads on, what it commits."""
+"""A member of a consumer group: the queues assigned to it, where it continues reading, what it commits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["GroupConsumer"]
 logger = logging.getLogger("node.client")
 
 MAX_SUBSCRIPTIONS: Final = 1000
-"""Topics of one consumer: each is in every heartbeat."""
+"""Limit on topics of one consumer: each is in every heartbeat."""
 SAVE_ANYWAY_S: Final = 30.0
-"""Within this time a queue's offset is saved again though it has not changed: a broker that was killed, or that took
-over before it had copied the offsets, knows an older one, and nobody but the consumer can tell. R saves all of them
-every 5 s; this is a sixth of those requests."""
+"""Within this time a queue's offset is saved again even if it has not changed: a broker that was killed, or that took
+over before it had copied the offsets, has an older one, and only the consumer can correct it. R saves all of them every
+5 s; this is a sixth of those requests."""
 
 
 class GroupConsumer(ABC):
-    """What push and pull consumers have in common. Subclasses say what becomes of messages (`take`)."""
+    """The common base of push and pull consumers. Subclasses define what happens to messages (`take`)."""
 
     is_push = False
 
@@ -81,8 +81,8 @@ class GroupConsumer(ABC):
         self._rebalance_wanted = asyncio.Event()
         self._running = False
         self._started_ms = 0
-        self._looked_for: set[str] = set()
-        """Topics whose queues were asked for once already, whether there were any or not."""
+        self._queried_topics: set[str] = set()
+        """Topics whose queues were requested before, whether there were any or not."""
 
     async def __aenter__(self) -> Any:
         await self.start()
@@ -103,23 +103,23 @@ class GroupConsumer(ABC):
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of messages that were read and are not dealt with."""
+        """Bytes of messages that were read and are not processed yet."""
         return sum(reader.tracker.open_bytes for reader in self._readers.values() if reader.tracker is not None)
 
     async def start(self) -> None:
-        """Join the group and begin. Returns at once; brokers that are not there yet are waited for in the background.
-        Raises ValueError where this client has a consumer of the group already."""
+        """Join the group and start. Returns at once; unavailable brokers are waited for in the background. Raises
+        ValueError if this client already has a consumer of the group."""
         if self._running:
             return
         self._running = True
         self._started_ms = self.session.runtime.clock.wall_ms()
-        self._looked_for.clear()
+        self._queried_topics.clear()
         self.session.join(self)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_balanced()), loop.create_task(self._keep_saved())]
 
     async def stop(self) -> None:
-        """Read no more, wait for handlers at work (at most the drain timeout), commit, and leave. Idempotent."""
+        """Stop reading, wait for running handlers (at most the drain timeout), commit, and leave. Idempotent."""
         if not self._running:
             return
         self._running = False
@@ -135,8 +135,8 @@ class GroupConsumer(ABC):
         await self.session.leave(self)
 
     async def commit(self) -> None:
-        """Keep how far this member is, now. Raises ClientError or OSError."""
-        await self._save(self._news())
+        """Save this member's offsets now. Raises ClientError or OSError."""
+        await self._save(self._changed_offsets())
 
     # For the session
 
@@ -153,15 +153,15 @@ class GroupConsumer(ABC):
         return None
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on from other places in those of these queues that are ours (R: MQClientInstance.resetOffset). What was
-        read and not handled yet is forgotten; handlers at work are waited for, and count for nothing."""
+        """Continue from these offsets in the queues that this member reads (R: MQClientInstance.resetOffset). Messages
+        read and not handled yet are dropped; running handlers are waited for, and their results ignored."""
         for queue, offset in offsets.items():
             if queue in self._readers:
                 logger.info("group %s goes on at offset %d of %s, as an operator asked", self._group, offset, queue)
                 self._revoke(queue, offset)
 
     def running_info(self) -> bytes:
-        """The reply to an operator who asks what this consumer does (R: ConsumerRunningInfo)."""
+        """The reply to an operator who asks for this consumer's state (R: ConsumerRunningInfo)."""
         return running_info(
             self._properties(), self._subscriptions.values(), self._readers.values(),
             now_s=asyncio.get_running_loop().time(), wall_ms=self.session.runtime.clock.wall_ms(),
@@ -169,7 +169,7 @@ class GroupConsumer(ABC):
         )  # fmt: skip
 
     def consumer_status(self, topic: str) -> bytes:
-        """The reply to an operator who asks how far this consumer is in a topic (R: GetConsumerStatusBody)."""
+        """The reply to an operator who asks for this consumer's offsets in a topic (R: GetConsumerStatusBody)."""
         return consumer_status(reader for reader in self._readers.values() if reader.queue.topic == topic)
 
     async def handle_now(self, message: ReceivedMessage) -> bytes:
@@ -177,7 +177,7 @@ class GroupConsumer(ABC):
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the consumer of group {self._group!r} has no handler: it polls")
 
     def _properties(self) -> dict[str, str]:
-        """Of this consumer, by R's names."""
+        """This consumer's properties, by R's names."""
         return {
             "PROP_CLIENT_VERSION": "V4_9_8",  # what PROTOCOL_VERSION says in each request
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self.is_push else "CONSUME_ACTIVELY",
@@ -192,15 +192,15 @@ class GroupConsumer(ABC):
 
     @abstractmethod
     async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
-        """Messages have arrived: deal with them, or keep them until somebody does."""
+        """Messages have arrived: process them, or keep them until the program does."""
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError.
+        """Where to start: at the saved offset, or where `start_from` says. Raises ClientError or OSError.
 
-        LAST means the end of the queue, but for a broadcasting member's queue that appeared while it was at work: what
-        was sent there before it noticed is new to it too, so such a queue begins at the time when the member started
-        (not at its first message: it may be an old one, of a broker that was away). Shared groups have the broker's
-        word for it, which answers 0 for a young queue; nobody keeps anything there for one that broadcasts.
+        LAST means the end of the queue, except for a queue that appeared while a broadcasting member was running:
+        messages sent there before the member noticed are new to it too, so it starts with those stored since its own
+        start (not with the first one: the queue may be an old one, of a broker that was away). For shared groups the
+        broker decides, and answers 0 for a young queue; it keeps no offsets of broadcasting groups.
         """
         kept = await self.offsets.load(queue)
         if kept is not None:
@@ -219,7 +219,7 @@ class GroupConsumer(ABC):
         return await requests.max_offset(queue.topic, queue.queue_id, address=address)
 
     async def _offset_at(self, queue: MessageQueue, timestamp_ms: int, address: str) -> int:
-        """The first message of a queue that was stored at this time (ms of the epoch) or later. Raises ClientError."""
+        """Offset of the first message stored at this time (ms of the epoch) or later. Raises ClientError."""
         fields: dict[str, FieldValue] = {"topic": queue.topic, "queueId": queue.queue_id, "timestamp": timestamp_ms}
         request = Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
         reply = await self.session.requests.invoke(address, request)
@@ -233,11 +233,11 @@ class GroupConsumer(ABC):
     # Inside
 
     async def _stopped(self) -> None:
-        """Everything is revoked; subclasses end what they have running."""
+        """All queues are revoked; subclasses end what they have running."""
         return None
 
     async def _released(self, reader: QueueReader) -> None:
-        """A queue is no longer read and its offset saved; subclasses give back what they hold of it."""
+        """A queue is no longer read and its offset is saved; subclasses release what they hold for it."""
         return None
 
     async def _keep_balanced(self) -> None:
@@ -254,17 +254,17 @@ class GroupConsumer(ABC):
                 pass
 
     async def _rebalance(self) -> bool:
-        """Work out which queues are ours; False when something could not be found out and should be soon."""
+        """Determine which queues are assigned to this member; False if this should be tried again soon."""
         settled = True
         for subscription in list(self._subscriptions.values()):
-            was_looked_for = subscription.topic in self._looked_for
-            self._looked_for.add(subscription.topic)
+            was_queried = subscription.topic in self._queried_topics
+            self._queried_topics.add(subscription.topic)
             try:
                 mine = await self._share_of(subscription.topic)
             except ClientError as error:
                 settled = False
                 if subscription.topic == retry_topic(self._group) and error.code == ResponseCode.TOPIC_NOT_EXIST:
-                    continue  # brokers make it when they have heard of the group
+                    continue  # brokers create it when they have heard of the group
                 self.session.complaints.warning(
                     logger, f"rebalance {subscription.topic}", "group %s, topic %s: %s", self._group,
                     subscription.topic, error,
@@ -278,7 +278,7 @@ class GroupConsumer(ABC):
                     settled = False
                 elif queue not in self._readers:
                     reader = self._readers[queue] = QueueReader(self, queue, subscription)
-                    reader.has_appeared = was_looked_for
+                    reader.has_appeared = was_queried
                     reader.start()
         return settled
 
@@ -295,8 +295,8 @@ class GroupConsumer(ABC):
         return self._allocate(own_id, queues, members)
 
     async def _member_ids(self, broker_names: list[str]) -> list[str]:
-        """The members by the first broker that tells, masters before slaves: every one of them gets the heartbeats.
-        Raises ClientError; nobody may conclude from silence."""
+        """The members as listed by the first broker that answers, masters before slaves: all of them get heartbeats.
+        Raises ClientError; no answer does not mean no members."""
         routes = self.session.routes
         failure: ClientError = NoRoute("no broker of the topic is known")
         masters = [(name, master) for name in sorted(broker_names) if (master := routes.master(name)) is not None]
@@ -320,7 +320,7 @@ class GroupConsumer(ABC):
         raise failure
 
     def _revoke(self, queue: MessageQueue, reset_to: int | None = None) -> None:
-        """Read a queue no more; with `reset_to` only until that is its offset, if it is ours then."""
+        """Stop reading a queue; with `reset_to`, save that offset, so that the queue's next reader starts there."""
         reader = self._readers.pop(queue)
         reader.dropped = True
         task = asyncio.get_running_loop().create_task(self._let_go(reader, reset_to))
@@ -342,25 +342,25 @@ class GroupConsumer(ABC):
     async def _keep_saved(self) -> None:
         while True:
             await asyncio.sleep(self.session.timings.persist_interval_s)
-            await self._save_quietly(self._repeats() | self._news())
+            await self._save_quietly(self._repeated_offsets() | self._changed_offsets())
 
-    def _news(self) -> dict[MessageQueue, int]:
+    def _changed_offsets(self) -> dict[MessageQueue, int]:
         """Offsets that have changed since they were saved."""
-        news = {}
+        changed = {}
         for queue, reader in self._readers.items():
             if reader.tracker is not None and reader.tracker.committed_offset != reader.saved_offset:
-                news[queue] = reader.tracker.committed_offset
-        return news
+                changed[queue] = reader.tracker.committed_offset
+        return changed
 
-    def _repeats(self) -> dict[MessageQueue, int]:
-        """Offsets that have their turn to be saved again: of so many queues that each has it within SAVE_ANYWAY_S."""
+    def _repeated_offsets(self) -> dict[MessageQueue, int]:
+        """Offsets whose turn it is to be saved again: enough of them that each has its turn within SAVE_ANYWAY_S."""
         if not isinstance(self.offsets, BrokerOffsets):
             return {}  # a file forgets nothing
         count = math.ceil(len(self._readers) * self.session.timings.persist_interval_s / SAVE_ANYWAY_S)
         now_s = asyncio.get_running_loop().time()
         repeats = {}
         for reader in heapq.nsmallest(count, self._readers.values(), key=lambda reader: reader.repeated_at_s):
-            reader.repeated_at_s = now_s  # also where it fails: no broker that is away takes the others' turns
+            reader.repeated_at_s = now_s  # even if it fails: an unavailable broker must not take the others' turns
             if reader.tracker is not None and self._holds(reader):
                 repeats[reader.queue] = reader.tracker.committed_offset
         return repeats
@@ -372,7 +372,7 @@ class GroupConsumer(ABC):
     async def _save(self, offsets: dict[MessageQueue, int]) -> None:
         if not offsets:
             return
-        readers = {queue: self._readers.get(queue) for queue in offsets}  # of now: a reset gives a queue another one
+        readers = {queue: self._readers.get(queue) for queue in offsets}  # as of now: a reset replaces a queue's reader
         await self.offsets.save(offsets)
         for queue, reader in readers.items():
             if reader is not None:

@@ -1,9 +1,9 @@
-"""What a client call can end in, and what that says about its effect.
+"""The errors in which a client call can end, and what they say about its effect.
 
-`is_definite` is True when the request certainly had no effect and never will have one. The table for send
+`is_definite` is True if the request certainly had no effect and never will have one. The table for send
 replies: 2, 13, 14, 16, 17 are refusals before anything was stored; 1 says nothing (RocketMQ folds "not the
 leader" and "no quorum in time" into it); no reply at all says nothing either, unless no connection was made.
-Replies 10, 11 and 12 are no errors: the message is stored on the master (`SendStatus`).
+Replies 10, 11 and 12 are not errors: the message is stored on the master (`SendStatus`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ DEFINITE_CODES: Final = frozenset(
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     }
 )
-"""Codes that a broker gives before it does anything. Every other one leaves the outcome open."""
+"""Codes with which a broker refuses before it does anything. Every other code leaves the outcome open."""
 
 PASSING_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-"""Codes of a broker that may do later what it does not do now. SYSTEM_ERROR is none of them: it stands for what is gone
-for good, and for an unknown outcome."""
+"""Codes of a broker that may do later what it refuses now. SYSTEM_ERROR is not one of them: it stands for what is
+permanently gone, and for an unknown outcome."""
 
 _NOT_LEADER = re.compile(r"NOT_LEADER\b")
 _LEADER_ID = re.compile(r"\bleader=(\S+)")
@@ -56,13 +56,13 @@ _LEADER_ADDRESS = re.compile(r"\baddr=(\S+)")
 class ClientError(Exception):
     """A call did not succeed.
 
-    `code` is the broker's response code, None when there was no reply; `remark` is the broker's text or what
-    happened instead; `address` is whom the request went to.
+    `code` is the broker's response code, None if there was no reply; `remark` is the broker's text or what
+    happened instead; `address` is where the request went.
     """
 
     is_definite: bool = False
     may_pass: bool = True
-    """Whether the same request may succeed later, or at whoever serves then. False: it was refused for good."""
+    """Whether the same request may succeed later, perhaps on another broker. False: it was refused permanently."""
 
     def __init__(self, remark: str, *, address: str | None = None, code: int | None = None) -> None:
         super().__init__(remark)
@@ -77,24 +77,24 @@ class ClientError(Exception):
 
 
 class NotSent(ClientError):
-    """No connection, or too much under way already: the request never left. Definite."""
+    """No connection, or too many requests in flight: the request was never sent. Definite."""
 
     is_definite = True
 
 
 class NoRoute(ClientError):
     """No name server knows who serves the topic, or none answers: no broker was asked. Definite. `code` is
-    TOPIC_NOT_EXIST when a name server said so."""
+    TOPIC_NOT_EXIST if a name server answered that."""
 
     is_definite = True
 
 
 class OutcomeUnknown(ClientError):
-    """No answer in time, or the connection closed while the request was under way. Indefinite."""
+    """No answer in time, or the connection closed while the request was in flight. Indefinite."""
 
 
 class BadReply(ClientError):
-    """The broker says that it succeeded and its reply cannot be read. Indefinite."""
+    """The broker reported success, but its reply cannot be read. Indefinite."""
 
 
 class BrokerRefused(ClientError):
@@ -110,7 +110,7 @@ class BrokerRefused(ClientError):
 
 class NotLeader(BrokerRefused):
     """The broker does not lead its group. `leader_id` and `leader_address` (where this client would dial it)
-    are its hint, None where it knows none."""
+    are its hint, None if it knows none."""
 
     def __init__(
         self, remark: str, *, address: str | None, code: int, leader_id: str | None, leader_address: str | None
@@ -122,8 +122,8 @@ class NotLeader(BrokerRefused):
 
 
 class SendFailed(ClientError):
-    """A message could not be sent, by all attempts together. `attempts` holds their errors in order; it is definite
-    that the message is not stored only when every one of them was."""
+    """All attempts to send a message failed. `attempts` holds their errors in order; it is definite that the message is
+    not stored only if every one of them is."""
 
     def __init__(self, attempts: Sequence[ClientError]) -> None:
         last = attempts[-1]
@@ -134,8 +134,8 @@ class SendFailed(ClientError):
 
 
 def error_from_reply(code: int, remark: str | None, address: str) -> BrokerRefused:
-    """The error for a failure reply; a NotLeader where the remark begins with that word. The address in its
-    hint is as the broker advertises it."""
+    """The error for a failure reply; a NotLeader if the remark begins with NOT_LEADER. The address in its hint is the
+    one that the broker advertises."""
     text = remark or "no reason given"
     if _NOT_LEADER.match(text):
         return NotLeader(

@@ -1,8 +1,8 @@
-"""Messages that a handler has failed on: back to the broker (code 36), which copies them for another try.
+"""Sends messages that a handler has failed on back to the broker (code 36), which copies them for another try.
 
-Some are refused for good: their record has expired, or the master of today never had it. Then the client sends the copy
-itself, to the retry topic of its group (R: DefaultMQPushConsumerImpl.sendMessageBack, which does so after every
-failure; here not where the broker may take the message back later, because a copy too many is a delivery too many).
+Some are refused permanently: their record has expired, or the current master never had it. Then the client sends the
+copy itself, to the retry topic of its group (R: DefaultMQPushConsumerImpl.sendMessageBack, which does so after every
+failure; here not if the broker may take the message back later, because an extra copy is an extra delivery).
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ logger = logging.getLogger("node.client")
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry; each further one waits a level longer (R)."""
 MAX_REMEMBERED: Final = 1024
-"""Messages of which it is remembered that they could not be given back; of those beyond, a line every ten seconds."""
+"""Limit on messages remembered as refused, each logged once; further ones are logged at most every ten seconds."""
 REMEMBERED_S: Final = 60.0
-"""How long that is remembered of a message that is not refused again: it is handled again every 5 s at most."""
-_ONE_THAT_GROWS: Final = 0
+"""How long a message is remembered that is not refused again: it is handled again every 5 s or so."""
+_GROWING_DELAY: Final = 0
 _TO_DEAD_LETTERS: Final = -1
 _RECONSUME_TIME: Final = "RECONSUME_TIME"
 _MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
-_OF_THE_RECORD: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
-"""System flags that say nothing of the body."""
+_RECORD_FLAGS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
+"""System flags that describe the record, not the body."""
 _STORED: Final = frozenset(int(status.value) for status in SendStatus)
 
 
 class GivingBack:
-    """Gives messages of `group` back. After `max_reconsume_times` deliveries they become dead letters."""
+    """Sends messages of `group` back. After `max_reconsume_times` redeliveries they become dead letters."""
 
     def __init__(self, session: Session, group: str, max_reconsume_times: int) -> None:
         self._session = session
         self._group = group
         self._max_reconsume_times = max_reconsume_times
         self._refused: dict[tuple[MessageQueue, int], float] = {}
-        """When a message was refused last (loop time, s), the longest ago first."""
+        """When each message was last refused (loop time, s), the longest ago first."""
 
     async def give(self, queue: MessageQueue, message: ReceivedMessage) -> bool:
-        """Have a message of `queue` delivered again after a while; False when nobody said that it will be."""
+        """Have a message of `queue` redelivered after a delay; False if no broker has confirmed that it will be."""
         is_dead = message.reconsume_times >= self._max_reconsume_times
-        return await self._give(queue, message, _ONE_THAT_GROWS, message.reconsume_times + 1, is_dead)
+        return await self._give(queue, message, _GROWING_DELAY, message.reconsume_times + 1, is_dead)
 
     async def bury(self, queue: MessageQueue, message: ReceivedMessage) -> bool:
-        """Have a message, whose `reconsume_times` counts its last delivery already, among the dead letters; False when
-        nobody said that it is."""
+        """Put a message, whose `reconsume_times` counts its last delivery already, among the dead letters; False if no
+        broker has confirmed that it is there."""
         return await self._give(queue, message, _TO_DEAD_LETTERS, message.reconsume_times, True)
 
     async def _give(
@@ -87,7 +87,7 @@ class GivingBack:
         return True
 
     async def _ask(self, queue: MessageQueue, message: ReceivedMessage, delay_level: int) -> None:
-        """Code 36. Raises ClientError."""
+        """Ask the broker to take a message back (code 36). Raises ClientError."""
         request = send_back_request(
             self._group, physical_offset=message.stored.physical_offset, message_id=message.message_id,
             topic=message.topic, delay_level=delay_level, max_reconsume_times=self._max_reconsume_times,
@@ -100,23 +100,23 @@ class GivingBack:
     def _copy(self, message: ReceivedMessage, times: int, is_dead: bool) -> Command:
         """The request that stores a copy as the broker would make it. Raises PropertyError."""
         stored = message.stored
-        gone = (TRANSACTION_PREPARED, DELAY_LEVEL, *TIMER_PROPERTIES)  # what the message itself waited for is over
+        gone = (TRANSACTION_PREPARED, DELAY_LEVEL, *TIMER_PROPERTIES)  # the original's own delay or transaction is over
         properties = {name: value for name, value in stored.properties.items() if name not in gone}
         properties.setdefault(ORIGIN_MESSAGE_ID, message.message_id)
         properties[RETRY_TOPIC] = message.topic
         properties[_RECONSUME_TIME] = str(times)
         properties[_MAX_RECONSUME_TIMES] = str(self._max_reconsume_times)
-        properties[WAIT_STORE] = "true"  # the message is dealt with once this is answered
+        properties[WAIT_STORE] = "true"  # the message counts as processed once this is answered
         if not is_dead:
             properties[DELAY_LEVEL] = str(FIRST_RETRY_LEVEL + times - 1)
         return retry_request(
             self._group, retry_topic(self._group), stored.body, properties=properties,
-            born_ms=stored.born_timestamp_ms, sys_flag=stored.sys_flag & ~_OF_THE_RECORD, flag=stored.flag,
+            born_ms=stored.born_timestamp_ms, sys_flag=stored.sys_flag & ~_RECORD_FLAGS, flag=stored.flag,
             reconsume_times=times, is_dead=is_dead,
         )  # fmt: skip
 
     async def _send_copy(self, queue: MessageQueue, request: Command) -> None:
-        """Store a copy on the broker of `queue`, or on another one where it certainly was not. Raises ClientError."""
+        """Store a copy on the broker of `queue`, or on another if it certainly was not stored. Raises ClientError."""
         routes = self._session.routes
         failure: ClientError = NoRoute(f"topic {retry_topic(self._group)} has no queue that may be written")
         for broker_name in await self._writable(queue.broker_name):
@@ -134,8 +134,8 @@ class GivingBack:
         raise failure
 
     async def _writable(self, first: str) -> list[str]:
-        """The brokers whose retry topic may be written, `first` before the others. One that does not have the topic
-        makes it. Raises NoRoute."""
+        """The brokers whose retry topic may be written, `first` before the others. A broker without the topic creates
+        it. Raises NoRoute."""
         try:
             route = await self._session.routes.get(retry_topic(self._group))
         except NoRoute as error:

@@ -1,4 +1,4 @@
-"""Messages as a program sees them: what it sends, where messages lie, what it receives."""
+"""Messages as a program sees them: those it sends, the queues that hold them, those it receives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 KEY_SEPARATOR: Final = " "
-"""Between the keys of one message (R: MessageConst.KEY_SEPARATOR)."""
+"""Separates the keys of one message (R: MessageConst.KEY_SEPARATOR)."""
 DELAY: Final = "DELAY"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -35,19 +35,19 @@ RESERVED: Final = frozenset(
     {TAGS, KEYS, WAIT_STORE, DELAY, UNIQUE_KEY, RETRY_TOPIC, ORIGIN_MESSAGE_ID, TRANSACTION_PREPARED, PRODUCER_GROUP}
     | {"REAL_TOPIC", "REAL_QID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "TRANSACTION_CHECK_TIMES"}
 )
-"""Property names that mean something to brokers; a program sets them by their parameters or not at all."""
+"""Property names with a meaning to brokers; a program sets them through parameters or not at all."""
 
 MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
-"""Largest body that compression may hide: eight times the largest message. A bomb must not fill the memory."""
+"""The largest body after inflation: eight times the largest message. A decompression bomb must not fill the memory."""
 COMPRESSION_LEVEL: Final = 5
-"""Of zlib (R: zipCompressLevel)."""
+"""The level of zlib (R: zipCompressLevel)."""
 
 _BATCH_HEAD = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")
 
 
 class BodyError(ValueError):
-    """A compressed body that is damaged, or larger than this client takes once it is inflated."""
+    """A compressed body that is damaged, or larger than this client accepts once it is inflated."""
 
 
 class MessageQueue(NamedTuple):
@@ -61,7 +61,7 @@ class MessageQueue(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NewMessage:
     """A message to be sent. `tags` is what consumers filter by, `keys` what it can be found by; `delay_level` 1 to
-    18 keeps it back (1 s to 2 h by default, the broker knows the times). The body travels as it is."""
+    18 delays it (1 s to 2 h by default; the broker defines the delays)."""
 
     topic: str
     body: bytes
@@ -71,7 +71,7 @@ class NewMessage:
     delay_level: int = 0
 
     def stored_properties(self, unique_key: str) -> dict[str, str]:
-        """Everything that travels beside the body. Raises PropertyError (a ValueError) for a reserved name, an
+        """All properties that are sent with the body. Raises PropertyError (a ValueError) for a reserved name, an
         empty key or one with a space in it."""
         properties = dict(self.properties)
         for name in properties:
@@ -94,7 +94,7 @@ class NewMessage:
 
 
 class ReceivedMessage:
-    """A message that was received. `topic` is where it was sent to, also when it comes back from a retry;
+    """A message that was received. `topic` is the one it was sent to, even if it was read from a retry topic;
     `queue` and `queue_offset` are where it was read."""
 
     __slots__ = ("_body", "queue", "reconsume_times", "stored", "topic")
@@ -104,7 +104,7 @@ class ReceivedMessage:
         self.queue = queue
         self.topic = stored.properties.get(RETRY_TOPIC, stored.topic)
         self.reconsume_times = stored.reconsume_times
-        """How often it was given back before."""
+        """How often it was sent back before."""
         self._body: bytes | None = None
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """What was sent, inflated where it travelled compressed. Raises BodyError where that is impossible."""
+        """The body that was sent, inflated if it arrived compressed. Raises BodyError if that is impossible."""
         if self._body is None:
             compressed = self.stored.sys_flag & SYS_FLAG_COMPRESSED
             self._body = inflate(self.stored.body) if compressed else self.stored.body
@@ -130,7 +130,7 @@ class ReceivedMessage:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, those that brokers and clients use included."""
+        """All properties, including those that brokers and clients use."""
         return self.stored.properties
 
     @property
@@ -140,8 +140,8 @@ class ReceivedMessage:
 
     @property
     def message_id(self) -> str:
-        """What the sender named it: the same for every copy that a repeated send or delivery makes. The broker's own
-        id where the sender gave none."""
+        """The sender's id for it: the same for every copy that a repeated send or delivery makes. The broker's own id
+        if the sender gave none."""
         return self.stored.properties.get(UNIQUE_KEY) or self.stored.message_id
 
     @property
@@ -156,25 +156,25 @@ class ReceivedMessage:
 
 
 class UniqueKeys:
-    """Makes the names of messages: 32 hex digits (R's length), 20 drawn once per client and 12 counted."""
+    """Generates ids of messages: 32 hex digits (R's length), 20 drawn once per client and 12 counted."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._prefix = f"{runtime.random.getrandbits(80):020X}"
         self._count = 0
 
     def next(self) -> str:
-        """A name that no other message has."""
+        """An id that no other message has."""
         self._count += 1
         return f"{self._prefix}{self._count & 0xFFFFFFFFFFFF:012X}"
 
 
 def retry_topic(group: str) -> str:
-    """Where messages wait that the group gave back."""
+    """The topic of messages that the group has sent back."""
     return f"%RETRY%{group}"
 
 
 def deflate(body: bytes, over_bytes: int) -> tuple[bytes, int]:
-    """The body as it travels, and its system flag: compressed if it is that large and becomes smaller."""
+    """The body to send and its system flag: compressed if it has `over_bytes` or more and becomes smaller; 0: never."""
     if over_bytes and len(body) >= over_bytes:
         small = zlib.compress(body, COMPRESSION_LEVEL)
         if len(small) < len(body):

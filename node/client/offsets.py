@@ -1,4 +1,4 @@
-"""How far a consumer group is: at the brokers for a group that shares its messages, in a file for one that does not."""
+"""Offsets of a consumer group: at the brokers if the group shares its messages, in a file if it does not."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from node.runtime import Disk
 __all__ = ["BrokerOffsets", "LocalOffsets", "OffsetStore"]
 
 MAX_LOCAL_OFFSETS: Final = 1_000_000
-"""Queues in one file of offsets."""
+"""Limit on queues in one file of offsets."""
 
 
 class OffsetStore(Protocol):
     """Remembers, for one group, the offset of the next message of each queue."""
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The offset kept for `queue`, None when there is none. Raises ClientError or OSError."""
+        """The offset saved for `queue`, None if there is none. Raises ClientError or OSError."""
         ...
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Keep these. Raises ClientError or OSError; what was kept before may or may not be replaced then."""
+        """Save these. Raises ClientError or OSError; the former offsets may or may not be replaced then."""
         ...
 
 
 class BrokerOffsets:
-    """Offsets at the master of each queue (codes 14 and 15), while it is away at a slave that takes them."""
+    """Offsets at the master of each queue (codes 14 and 15) or, while it is away, at a slave that takes them."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
@@ -63,8 +63,8 @@ class BrokerOffsets:
     async def _ask(
         self, queue: MessageQueue, code: RequestCode, fields: Mapping[str, str | int | bool]
     ) -> tuple[Command, str]:
-        """The answer of the master, or of a slave when the master gives none, and who gave it. Raises the master's
-        ClientError when no slave helps. A slave may know less, which repeats messages and skips none."""
+        """The answer of the master, or of a slave if the master gives none, and where it came from. Raises the master's
+        ClientError if no slave answers. A slave may have older offsets, which repeats messages and skips none."""
         routes = self._session.routes
         failure: ClientError | None = None
         try:

@@ -1,4 +1,4 @@
-"""What an operator asks a broker group from outside, as `python -m node transfer` and `python -m node members` do."""
+"""An operator's requests to a broker group, as made by `python -m node transfer` and `python -m node members`."""
 
 from __future__ import annotations
 

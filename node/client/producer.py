@@ -1,8 +1,8 @@
-"""Producers: which queue a message goes to, how often it is tried, and what is known when it did not work.
+"""Producers: which queue a message goes to, how often it is tried, and what is known if that fails.
 
-An attempt that certainly left nothing behind is repeated, elsewhere where there is an elsewhere. An attempt whose
-outcome is unknown is not, unless the program says that it takes duplicates (`retry_unknown`); then the receipt says
-how many attempts may have stored a copy as well. All copies carry the same unique key.
+An attempt that certainly stored nothing is repeated, on another broker if there is one. An attempt whose outcome is
+unknown is not, unless the program accepts duplicates (`retry_unknown`); then the receipt says how many attempts may
+have stored a copy as well. All copies carry the same unique key.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COMPRESS_OVER_BYTES: Final = 4096
 """Bodies from this size on are compressed (R: compressMsgBodyOverHowmuch)."""
 MAX_RETRIES: Final = 100
 RETRY_PAUSE_S: Final = 0.05
-"""Before the second attempt at the same place; it doubles each time."""
+"""Pause before the second attempt; it doubles each time."""
 MAX_RETRY_PAUSE_S: Final = 1.0
 MAX_BATCH_MESSAGES: Final = 4096
-"""Messages of one batch, as many as a broker takes."""
+"""The most messages in one batch, as many as a broker takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +42,22 @@ class Receipt:
     queue_offset: int
     unique_keys: tuple[str, ...]
     result: SendResult
-    """The broker's own words, with its message ids."""
+    """The broker's reply, with its message ids."""
     unknown_attempts: int = 0
     """Attempts before the one that succeeded that may have stored a copy too."""
 
     @property
     def unique_key(self) -> str:
-        """The name of the (first) message, by which consumers recognise copies."""
+        """The unique key of the (first) message, by which consumers recognise copies."""
         return self.unique_keys[0]
 
 
 class Producer:
     """Sends messages for a group. Made by `Client.producer`.
 
-    `retries` is how many further attempts a message may get within its time; `retry_unknown` whether also after
-    an attempt that may have stored it. `compress_over_bytes` 0 never compresses. `create_topics` is whether a message
-    may make its topic, on brokers that allow it.
+    `retries` is how many further attempts a message may get within its timeout; `retry_unknown` is whether it may even
+    after an attempt that may have stored it. `compress_over_bytes` 0 never compresses. `create_topics` is whether a
+    message may create its topic, on brokers that allow it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Producer:
         return self._group
 
     async def stop(self) -> None:
-        """Leave the group. Sends under way go on; idempotent."""
+        """Leave the group. Sends in flight continue. Idempotent."""
         await self._session.leave(self)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -122,8 +122,8 @@ class Producer:
         """Send one message and wait until it is stored.
 
         Messages with the same `ordering_key` go to the same queue, in the order in which their sends were awaited,
-        for as long as the topic keeps its number of queues; or name the `queue`. Without either they are
-        spread. Raises SendFailed (see its `is_definite`), PropertyError or ValueError before anything is sent.
+        for as long as the topic keeps its number of queues; alternatively, name the `queue`. Without either, messages
+        are spread. Raises SendFailed (see its `is_definite`), or PropertyError or ValueError before anything is sent.
         """
         key = self._session.unique_keys.next()
         body, sys_flag = deflate(message.body, self._compress_over_bytes)
@@ -159,7 +159,7 @@ class Producer:
     async def send_oneway(
         self, message: NewMessage, *, ordering_key: str | None = None, queue: MessageQueue | None = None
     ) -> None:
-        """Send one message and learn nothing of its fate. Raises NoRoute or NotSent where it did not even leave."""
+        """Send one message without learning its outcome. Raises NoRoute or NotSent if it was not even sent."""
         key = self._session.unique_keys.next()
         body, sys_flag = deflate(message.body, self._compress_over_bytes)
         chosen = queue or self._choose(await self.queues(message.topic), ordering_key, None)
@@ -172,13 +172,13 @@ class Producer:
         return None
 
     def members_changed(self) -> None:
-        """Producers do not mind."""
+        """Does not concern producers."""
 
     async def check_transaction(self, command: Command, address: str) -> None:
         """Only transactional producers are asked."""
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Producers have none."""
+        """Producers have no offsets."""
 
     def running_info(self) -> bytes:
         """Producers are not asked."""
@@ -206,7 +206,7 @@ class Producer:
         queue: MessageQueue | None,
         timeout_ms: int | None,
     ) -> Receipt:
-        """Attempts until one succeeds, none is allowed any more, or the time is over."""
+        """Try until an attempt succeeds, no further one is allowed, or the timeout is over."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + (timeout_ms or self._timeout_ms) / 1000
         failures: list[ClientError] = []
@@ -245,7 +245,7 @@ class Producer:
     def _choose(
         self, queues: list[MessageQueue], ordering_key: str | None, failed: MessageQueue | None
     ) -> MessageQueue:
-        """By the key, or the next in turn; not on the broker that has just failed, if another one has a master."""
+        """By the key, or the next in turn: not on the broker that has just failed, if another one has a master."""
         if ordering_key is not None:
             return queues[java_string_hash(ordering_key) % len(queues)]
         served = [queue for queue in queues if self._session.routes.master(queue.broker_name) is not None]

@@ -1,8 +1,8 @@
-"""Consumers that the program asks for messages.
+"""Consumers that the program polls for messages.
 
 With `subscriptions` the queues are divided among the members of the group, as for push consumers; with `queues` the
-program names its own and no group is joined in the division. What `poll` returned counts as dealt with at the next
-`poll`, or only when `commit` is called (`auto_commit=False`).
+program names its own, and they are not divided. Messages that `poll` returned count as processed at the next `poll`, or
+only when `commit` is called (`auto_commit=False`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from node.client.subscriptions import SqlFilter, Subscription
 __all__ = ["PullConsumer"]
 
 MAX_POLL_MESSAGES: Final = 1000
-"""Messages that one poll returns at most."""
+"""The most messages that one poll returns."""
 MAX_QUEUES: Final = 10_000
-"""Queues that a program may name: each is a task and a held request."""
+"""The most queues that a program may name: each takes a task and a held request."""
 
 
 class PullConsumer(GroupConsumer):
-    """Hands out messages to `poll`, those of one queue in order. Made by `Client.pull_consumer`."""
+    """Returns messages from `poll`, those of one queue in order. Made by `Client.pull_consumer`."""
 
     def __init__(
         self,
@@ -75,18 +75,18 @@ class PullConsumer(GroupConsumer):
                 return taken
 
     async def commit(self) -> None:
-        """Everything that `poll` has returned is dealt with: keep that now. Raises ClientError or OSError."""
+        """Everything that `poll` has returned is processed: save that now. Raises ClientError or OSError."""
         if not self._auto_commit:
             self._settle()
         await super().commit()
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Read on at `offset`; what was read ahead is thrown away. Raises ValueError for a queue that is not ours."""
+        """Continue at `offset`; messages read ahead are dropped. Raises ValueError for a queue that is not assigned."""
         reader = self._readers.get(queue)
         if reader is None:
             raise ValueError(f"{queue} is not assigned to this consumer")
         reader.seek(offset)
-        # Nothing that was read before counts any more: its offsets are those of messages that are read anew.
+        # Messages read before no longer count: their offsets may be those of messages that are read again.
         self._handed_out = [each for each in self._handed_out if each[0] is not reader]
         if self._rest is not None and self._rest[0] is reader:
             self._rest = None

@@ -1,8 +1,8 @@
-"""Consumers that call the program: messages in any order and many at once, or queue by queue in order.
+"""Consumers that call the program's handler: concurrently and in any order, or queue by queue in order.
 
-What the handler returns decides: nothing, or ConsumeResult.DONE, and the messages are dealt with; an exception or
-ConsumeResult.LATER, and they come again. Every message is delivered at least once, and more than once after a
-crash, a rebalance or a lost answer: handlers must bear that (`message_id` is the same for every copy).
+If the handler returns None or ConsumeResult.DONE, the messages are processed; if it raises an exception or returns
+ConsumeResult.LATER, they are delivered again. Every message is delivered at least once, and more than once after a
+crash, a rebalance or a lost answer: handlers must tolerate that (`message_id` is the same for every copy).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_CONCURRENCY: Final = 1000
 MAX_RECONSUME_TIMES: Final = 16
 """Deliveries after the first one before a message goes to the dead letters (R)."""
 RETRY_HERE_PAUSE_S: Final = 5.0
-"""Before messages are handled again that could not be given back (R)."""
+"""Pause before messages that could not be sent back are handled again (R)."""
 
 
 class ConsumeResult(Enum):
-    """What a handler has made of messages."""
+    """A handler's result for its messages."""
 
     DONE = "done"
     LATER = "later"
@@ -52,17 +52,17 @@ Handler = Callable[[Sequence[ReceivedMessage]], Awaitable[ConsumeResult | None]]
 class PushConsumer(GroupConsumer):
     """Calls `handler` with up to `batch_size` messages of one queue at a time. Made by `Client.push_consumer`.
 
-    Not ordered: up to `concurrency` calls at once; messages that failed are given back to the broker, which delivers
-    them again after a pause that grows (10 s, 30 s, 1 min, ...), to the dead letters after `max_reconsume_times`.
+    Not ordered: up to `concurrency` calls at once; failed messages are sent back to the broker, which delivers them
+    again after a growing delay (10 s, 30 s, 1 min, ...), and to the dead letters after `max_reconsume_times`.
 
     Ordered: one call per queue at a time, in the order of the queue, by one member of the group at a time (brokers
-    lock queues for it); messages that failed are tried again in place after a pause, and hold their queue up
-    until they work or `max_reconsume_times` is over (then they go to the dead letters; None means never).
+    lock queues for it); failed messages are retried in place after a pause, and block their queue until they succeed or
+    `max_reconsume_times` is exceeded (then they go to the dead letters; None means never).
 
-    A message that the broker refuses to take back for good is sent to the retry topic by this client; where that fails
-    as well it is handled again here.
+    If the broker permanently refuses to take a message back, this client sends it to the retry topic; if that fails as
+    well, the message is handled again here.
 
-    Broadcasting: messages that failed are not delivered again, only logged.
+    Broadcasting: failed messages are not delivered again; exceptions of the handler are logged.
     """
 
     is_push = True
@@ -113,8 +113,8 @@ class PushConsumer(GroupConsumer):
         }
 
     async def handle_now(self, message: ReceivedMessage) -> bytes:
-        """Call the handler with one message, whatever else it is at, and report what came of it. The message counts
-        for nothing: neither its offset nor what is given back changes."""
+        """Call the handler with one message, even while it is handling others, and report the result. Nothing else
+        follows from the result: no offset changes, and nothing is sent back."""
         begun_s = asyncio.get_running_loop().time()
         outcome = await self._call([message])
         result = _RESULTS[outcome] if isinstance(outcome, ConsumeResult) else "CR_THROW_EXCEPTION"
@@ -169,7 +169,7 @@ class PushConsumer(GroupConsumer):
         self._work.put_nowait((reader, messages))
 
     async def _handle_in_order(self, reader: QueueReader, messages: list[ReceivedMessage]) -> bool:
-        """Handle a batch until it is done; False when the queue is no longer ours."""
+        """Handle a batch until it is done; False if the queue is no longer assigned to this member or locked for it."""
         while True:
             if reader.dropped:
                 return False
@@ -195,7 +195,7 @@ class PushConsumer(GroupConsumer):
             await reader.pause(self.session.timings.retry_pause_s)
 
     async def _call(self, messages: list[ReceivedMessage]) -> ConsumeResult | Exception:
-        """What the handler has made of the messages: it has dealt with them unless it is told later, or has raised."""
+        """Call the handler: DONE unless it returned LATER or raised an exception, which is returned then."""
         try:
             is_later = await self._handler(messages) is ConsumeResult.LATER
             return ConsumeResult.LATER if is_later else ConsumeResult.DONE
@@ -235,7 +235,7 @@ class PushConsumer(GroupConsumer):
                     self.session.complaints.warning(logger, f"lock {broker_name}", "locking queues: %s", error)
 
     async def _lock(self, broker_name: str, readers: Sequence[QueueReader]) -> None:
-        """Lock queues of one broker, or renew their locks. Raises ClientError; what was locked then stays so until its
+        """Lock queues of one broker, or renew their locks. Raises ClientError; existing locks then last until their
         lease is over."""
         asked_s = asyncio.get_running_loop().time()
         address = self.session.routes.require_master(broker_name)

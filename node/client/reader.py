@@ -1,7 +1,7 @@
-"""Reading one queue for a consumer: where to begin, one pull after the other, and how far the group is.
+"""Reads one queue for a consumer: where to start, one pull after the other, and the offset to commit.
 
-A reader is a task for as long as its queue is assigned to the consumer. Messages that were handed out and not
-dealt with yet hold the committed offset back, so what is committed was dealt with whatever the order.
+A reader is a task for as long as its queue is assigned to the consumer. Messages that were handed out and are not
+processed yet hold the committed offset back, so everything below it was processed, in whatever order.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ __all__ = ["OffsetTracker", "QueueReader", "ReadingConsumer"]
 logger = logging.getLogger("node.client")
 
 MAX_OPEN_MESSAGES: Final = 1000
-"""Messages of one queue that are held and not dealt with (R: pullThresholdForQueue)."""
+"""Limit on messages of one queue that are held and not processed yet (R: pullThresholdForQueue)."""
 MAX_OPEN_BYTES: Final = 64 * 1024 * 1024
-"""Their bytes over all queues of a consumer; beyond it a queue that holds any waits."""
+"""Limit on their bytes over all queues of a consumer; above it, a queue with such messages is not read further."""
 PULL_MESSAGES: Final = 32
-"""Messages asked for at once (R: pullBatchSize)."""
+"""Messages requested at once (R: pullBatchSize)."""
 MASTER_AWAY_S: Final = 5.0
-"""How long slaves are read after the master could not be."""
+"""How long slaves are read after the master could not be read."""
 
 
 class OffsetTracker:
-    """Which messages of a queue are open, and the offset below which all are dealt with."""
+    """Which messages of a queue are open (handed out and not processed), and the offset below which none is."""
 
     def __init__(self, offset: int) -> None:
         self.next_offset = offset
-        """Where to read on."""
+        """The offset to read next."""
         self.open_bytes = 0
         self._open: dict[int, int] = {}
 
     @property
     def open_count(self) -> int:
-        """Messages handed out and not dealt with."""
+        """Number of open messages."""
         return len(self._open)
 
     @property
     def open_range(self) -> tuple[int, int]:
-        """The first and the last offset of those; zeros where there are none."""
+        """The first and the last offset of the open messages; zeros if there are none."""
         return min(self._open, default=0), max(self._open, default=0)
 
     @property
     def committed_offset(self) -> int:
-        """Everything below was dealt with."""
+        """Every message below was processed."""
         return min(self._open, default=self.next_offset)
 
     def is_open(self, offset: int) -> bool:
-        """Whether the message was handed out and not dealt with."""
+        """Whether the message is open."""
         return offset in self._open
 
     def opened(self, offset: int, size_bytes: int) -> None:
@@ -65,12 +65,12 @@ class OffsetTracker:
         self._open[offset] = size_bytes
 
     def done(self, offset: int) -> None:
-        """A message was dealt with."""
+        """A message was processed."""
         self.open_bytes -= self._open.pop(offset, 0)
 
 
 class ReadingConsumer(Protocol):
-    """The consumer that a queue is read for."""
+    """The consumer for which a queue is read."""
 
     session: Session
 
@@ -79,7 +79,7 @@ class ReadingConsumer(Protocol):
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of messages that were read and are not dealt with."""
+        """Bytes of messages that were read and are not processed yet."""
         ...
 
     async def may_read(self, reader: QueueReader) -> bool:
@@ -87,7 +87,7 @@ class ReadingConsumer(Protocol):
         ...
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin. Raises ClientError or OSError."""
+        """The offset to start at. Raises ClientError or OSError."""
         ...
 
     async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
@@ -102,19 +102,19 @@ class QueueReader:
         self.queue = queue
         self.subscription = subscription
         self.tracker: OffsetTracker | None = None
-        """None until it is known where to begin."""
+        """None until the offset to start at is known."""
         self.dropped = False
         self.has_appeared = False
-        """Whether the topic did not have the queue when its consumer began, as far as that knew."""
+        """Whether the queue appeared after its consumer had started, as far as the consumer knows."""
         self.handling = 0
-        """Calls of the program's handler with messages of this queue that are under way."""
+        """Running calls of the program's handler with messages of this queue."""
         self.locked_until_s = float("-inf")
         self.pulled_ms = self.handled_ms = consumer.session.runtime.clock.wall_ms()
-        """When a pull was answered last, and when messages were last dealt with (ms of the epoch, for operators); of a
-        new queue when it came."""
+        """When a pull was last answered, and when messages were last processed (ms of the epoch, for operators);
+        initially when this reader was created."""
         self.saved_offset = -1
         self.repeated_at_s = float("-inf")
-        """When the offset had its turn to be saved though it had not changed (loop time)."""
+        """When the offset last had its turn to be saved even if unchanged (loop time)."""
         self._suggested_id = MASTER_ID
         self._master_away_until_s = float("-inf")
         self._consumer = consumer
@@ -123,11 +123,11 @@ class QueueReader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin reading."""
+        """Start reading."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Read no further; returns when no handler has messages of this queue any more."""
+        """Stop reading; returns when no handler has messages of this queue any more."""
         self.dropped = True
         self._changed.set()
         if self._task is not None:
@@ -139,19 +139,19 @@ class QueueReader:
             await self._changed.wait()
 
     def seek(self, offset: int) -> None:
-        """Read on at `offset`, at once: a pull that is held, or a wait for room, is over. Messages that are out already
-        stay out."""
+        """Continue at `offset`, at once: this ends a held pull or a wait for room. Messages handed out already are not
+        recalled."""
         self.tracker = OffsetTracker(offset)
         if self._task is not None:
             self._task.cancel()
             self.start()
 
     def forget_position(self) -> None:
-        """Load the offset again before reading on: somebody else may have read meanwhile."""
+        """Load the offset again before reading on: another member may have read the queue meanwhile."""
         self.tracker = None
 
     def has_open(self, message: ReceivedMessage) -> bool:
-        """Whether the message is out and counts; not after a `seek`."""
+        """Whether the message is open; not after a `seek`."""
         return self.tracker is not None and self.tracker.is_open(message.queue_offset)
 
     async def pause(self, pause_s: float) -> None:
@@ -165,7 +165,7 @@ class QueueReader:
                 pass
 
     def done(self, messages: Iterable[ReceivedMessage]) -> None:
-        """These were dealt with."""
+        """These messages were processed."""
         self.handled_ms = self._consumer.session.runtime.clock.wall_ms()
         if self.tracker is not None:
             for message in messages:
@@ -211,12 +211,12 @@ class QueueReader:
         )  # fmt: skip
 
     def _reading_address(self) -> str:
-        """The master, or the slave that it names to who is far behind; any slave while the master is away (S4)."""
+        """The master, or the slave that it suggests if the reader is far behind; any slave while it is away (S4)."""
         away = asyncio.get_running_loop().time() < self._master_away_until_s
         return self._consumer.session.routes.reader(self.queue.broker_name, None if away else self._suggested_id)
 
     def _look_elsewhere(self, error: ClientError) -> None:
-        """After a failure: a slave's turn if it was the master's, and the other way round."""
+        """After a failure of the master, read from a slave; after one of a slave, from the master."""
         routes = self._consumer.session.routes
         if error.address is not None and error.address in routes.slaves(self.queue.broker_name):
             self._master_away_until_s = float("-inf")
@@ -259,7 +259,7 @@ class QueueReader:
         return result.address in slaves and tracker.next_offset > result.max_offset
 
     def _is_sent_back(self, tracker: OffsetTracker, result: PullResult) -> bool:
-        """Whether a slave lacks what is wanted, and there is nobody else to ask just now."""
+        """Whether a slave lacks the requested messages, and no other broker can be asked now."""
         is_lacking = result.status is PullStatus.NO_MATCH and result.next_offset == tracker.next_offset
         return is_lacking and self._reading_address() == result.address
 

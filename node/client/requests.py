@@ -1,4 +1,4 @@
-"""How requests of producers and consumers look on the wire, and how their replies are read."""
+"""Encodes requests of producers and consumers, and decodes their replies."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def send_request(
     born_ms: int,
     sys_flag: int = 0,
 ) -> Command:
-    """A send in one of its three shapes: 10, 310, or 320 for a batch body.
+    """A send request in one of its three forms: 10, 310, or 320 for a batch body.
 
     Raises ValueError for another code; PropertyError (a ValueError) for properties that cannot be written.
     """
     if code not in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
         raise ValueError(f"code {code} sends no message")
     names = _LONG_NAMES if code == RequestCode.SEND_MESSAGE else _SHORT_NAMES
-    values: tuple[str, ...] = (  # texts already, in the order of _V2_NAMES: this is on every send's path
+    values: tuple[str, ...] = (  # strings already, in the order of _V2_NAMES: this is on every send's path
         group, topic, DEFAULT_TOPIC, str(DEFAULT_TOPIC_QUEUES), str(queue_id), str(sys_flag), str(born_ms), "0",
         encode_properties(properties) if properties else "", "0", "false", "0",
         "true" if code == RequestCode.SEND_BATCH_MESSAGE else "false",
@@ -82,8 +82,8 @@ def retry_request(
 ) -> Command:
     """A copy of a message for `topic`, the retry topic of `group`, in a queue of the broker's choice.
 
-    `is_dead` sends it to the group's dead letters instead. Brokers judge that by the two numbers, those of RocketMQ 4.9
-    by `>=` and those of 5 by `>`; the limit is therefore put one away from the number, on the side that is meant.
+    `is_dead` sends it to the group's dead letters instead. Brokers decide that by comparing `reconsume_times` with a
+    limit, by `>=` in RocketMQ 4.9 and by `>` in 5; the limit is therefore set one below or above, so that both agree.
     Raises PropertyError (a ValueError).
     """
     request = send_request(
@@ -96,7 +96,7 @@ def retry_request(
 
 
 def heartbeat_request(client_id: str, producers: Iterable[str], consumers: Sequence[Mapping[str, Any]]) -> Command:
-    """Who we are: our id, the groups we produce for, and the consumers with their subscriptions."""
+    """This client's id, the groups that it produces for, and its consumers with their subscriptions."""
     body = {
         "clientID": client_id,
         "producerDataSet": [{"groupName": group} for group in producers],
@@ -126,7 +126,7 @@ def lock_request(code: int, group: str, client_id: str, queues: Iterable[Message
 
 
 def read_locked(reply: Command) -> list[MessageQueue]:
-    """The queues that are locked for us now. Raises ValueError."""
+    """The queues that are locked for this client now. Raises ValueError."""
     try:
         return [
             MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
@@ -137,7 +137,7 @@ def read_locked(reply: Command) -> list[MessageQueue]:
 
 
 def read_offsets(body: bytes) -> dict[MessageQueue, int]:
-    """Where the consumers of queues are to go on. Raises ValueError."""
+    """The offsets at which the consumers of queues are to continue. Raises ValueError."""
     try:
         rows = parse_queue_table(body, "offsetTable")
         offsets = {MessageQueue(place.topic, place.broker_name, place.queue_id): int(value) for place, value in rows}
@@ -151,8 +151,8 @@ def read_offsets(body: bytes) -> dict[MessageQueue, int]:
 def send_back_request(
     group: str, *, physical_offset: int, message_id: str, topic: str, delay_level: int, max_reconsume_times: int
 ) -> Command:
-    """Give a message back to be delivered again: after the time of `delay_level`, 0 for one that grows with each
-    time, below 0 never again (it goes to the group's dead letters)."""
+    """Send a message back for redelivery after the delay of `delay_level`; 0 is a delay that grows with each time,
+    below 0 means never (it goes to the group's dead letters)."""
     return Command.request(
         RequestCode.CONSUMER_SEND_MSG_BACK,
         {
@@ -186,7 +186,7 @@ def end_transaction_request(
 
 
 def group_of_check(command: Command) -> str:
-    """The producer group that a check is meant for; "" where it cannot be read."""
+    """The producer group that a check is meant for; "" if it cannot be read."""
     try:
         return decode_record(command.body)[0].properties.get(PRODUCER_GROUP, "")
     except RecordError:

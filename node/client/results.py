@@ -16,7 +16,7 @@ MASTER_ID: Final = 0
 
 
 class SendStatus(enum.Enum):
-    """How far a stored message has got."""
+    """How safely a message is stored."""
 
     OK = ResponseCode.SUCCESS
     """As durable as the broker promises."""
@@ -27,7 +27,7 @@ class SendStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendResult:
-    """A message that was stored. `address` is the broker that did."""
+    """A message that was stored. `address` is that of the broker."""
 
     status: SendStatus
     msg_id: str
@@ -49,15 +49,15 @@ class PullStatus(enum.Enum):
     NO_NEW = ResponseCode.PULL_NOT_FOUND
     """The offset is the end of the queue."""
     NO_MATCH = ResponseCode.PULL_RETRY_IMMEDIATELY
-    """There are messages, none passed the filter; go on at `next_offset`."""
+    """There are messages, but none passed the filter; continue at `next_offset`."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
     """The offset lies outside the queue; `next_offset` is the nearest inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """The answer to a pull. `max_offset` is the number of the next message to be stored; it is of the same
-    moment as `messages`."""
+    """The answer to a pull. `max_offset` is the number of the next message to be stored, as of the time when
+    `messages` were read."""
 
     status: PullStatus
     messages: tuple[Message, ...]
@@ -70,15 +70,15 @@ class PullResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoppedMessage:
-    """A message that this consumer has in hand for a time, and what its acknowledgement has to say of it."""
+    """A message that this consumer has in hand for a time, and the handle that its acknowledgement must name."""
 
     message: Message
     handle: str
 
     @classmethod
     def of_reply(cls, reply: Command, broker_name: str) -> list[PoppedMessage]:
-        """The messages of an answer (R: MQClientAPIImpl.processPopResponse). Raises RequestError, RecordError,
-        KeyError, ValueError where it is none."""
+        """The messages in a reply (R: MQClientAPIImpl.processPopResponse). Raises RequestError, RecordError, KeyError
+        or ValueError if it is not valid."""
         starts: dict[tuple[str, str], str] = {}
         for part in filter(None, reply.get_str("startOffsetInfo").split(";")):
             mark, queue_id, start = part.split(" ")
@@ -118,12 +118,12 @@ class Route:
 
     @property
     def master_address(self) -> str | None:
-        """Where the master of the first group that has one is dialled; None when there is none now."""
+        """Where the master of the first group that has one is dialled; None if there is none now."""
         return next((group.master_address for group in self.groups if group.master_address is not None), None)
 
     @classmethod
     def from_body(cls, topic: str, body: Mapping[str, Any]) -> Route:
-        """Read a route reply's body. Raises KeyError, TypeError, ValueError, AttributeError when it is none."""
+        """Decode a route reply's body. Raises KeyError, TypeError, ValueError or AttributeError if it is not valid."""
         queues = {data["brokerName"]: data for data in body["queueDatas"]}
         groups = []
         for data in body["brokerDatas"]:

@@ -1,4 +1,4 @@
-"""What a client knows of topics and brokers, and how it notices changes."""
+"""What a client knows about topics and brokers, and how it notices changes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from node.config import PERM_READ, PERM_WRITE
 __all__ = ["RouteBook"]
 
 MAX_ROUTES: Final = 1024
-"""Topics whose route is kept; beyond it the oldest goes."""
+"""Limit on cached routes; above it the oldest is dropped."""
 RETRY_PAUSE_S: Final = 1.0
-"""How long an old route is used without asking again when no name server has answered."""
+"""How long an old route is used without asking again after no name server has answered."""
 
 
 class RouteBook:
-    """Routes by topic and addresses by broker name, as name servers and leader hints tell them.
+    """Routes by topic and addresses by broker name, as reported by name servers and leader hints.
 
-    `on_new_address` is called when a broker is first heard of or has another master: it must be told who we are.
+    `on_new_address` is called when a broker is new or its addresses have changed: it then needs a heartbeat.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class RouteBook:
         self._leaders: dict[str, str] = {}
 
     async def get(self, topic: str) -> Route:
-        """The route. One that is merely old is returned while a new one is asked for; one under suspicion is asked for
-        first, and still used when no name server answers. Raises NoRoute when there is none."""
+        """The route. One that is merely old is returned while it is refreshed in the background; one that `failed` has
+        put in doubt is refreshed first, and still used if no name server answers. Raises NoRoute if there is none."""
         known = self._routes.get(topic)
         if known is None:
             return await self.refresh(topic)
@@ -49,7 +49,7 @@ class RouteBook:
         if age_s <= self._max_age_s:
             return known[1]
         if age_s < float("inf"):
-            self._ask_beside(topic)
+            self._ask_in_background(topic)
             return known[1]
         try:
             return await self.refresh(topic)
@@ -59,8 +59,8 @@ class RouteBook:
             return known[1]
 
     async def for_new_topic(self, topic: str) -> Route:
-        """Where a message of an unknown topic makes the topic: on the brokers that have the example to make it after,
-        with as many queues as that one has, but four at most (R: tryToFindTopicPublishInfo). Raises NoRoute."""
+        """Where a message of an unknown topic creates the topic: on the brokers that have the template topic, with as
+        many queues as that has, but at most four (R: tryToFindTopicPublishInfo). Raises NoRoute."""
         example = await self.get(DEFAULT_TOPIC)
         groups = tuple(
             replace(group, write_queues=min(group.write_queues, DEFAULT_TOPIC_QUEUES)) for group in example.groups
@@ -68,15 +68,15 @@ class RouteBook:
         return Route(topic=topic, groups=groups)
 
     async def refresh(self, topic: str) -> Route:
-        """Ask now, once however many want to know. Raises NoRoute."""
-        task = self._ask_beside(topic)
+        """Ask the name servers now; concurrent calls share one request. Raises NoRoute."""
+        task = self._ask_in_background(topic)
         await asyncio.wait((task,))
         result = NoRoute("this client is closed") if task.cancelled() else task.result()
         if isinstance(result, ClientError):
             raise NoRoute(result.remark, address=result.address, code=result.code)
         return result
 
-    def _ask_beside(self, topic: str) -> asyncio.Task[Route | ClientError]:
+    def _ask_in_background(self, topic: str) -> asyncio.Task[Route | ClientError]:
         task = self._asking.get(topic)
         if task is None:
             task = self._asking[topic] = asyncio.get_running_loop().create_task(self._ask(topic))
@@ -115,7 +115,7 @@ class RouteBook:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def master(self, broker_name: str) -> str | None:
-        """Where the master of a broker name is dialled, by the newest word; None while it has none."""
+        """Where the master of a broker name is dialled, by the newest report; None while it has none."""
         hint = self._leaders.get(broker_name)
         if hint is not None:
             return hint
@@ -130,7 +130,7 @@ class RouteBook:
         return address
 
     def slaves(self, broker_name: str) -> list[str]:
-        """Where the other brokers of a name are dialled, by the newest route, lowest number first."""
+        """Where the other brokers of a name are dialled, by the newest route, lowest broker id first."""
         group = self._groups.get(broker_name)
         if group is None:
             return []
@@ -138,8 +138,8 @@ class RouteBook:
         return [address for _, address in sorted(group.addresses.items()) if address != master]
 
     def reader(self, broker_name: str, broker_id: int | None) -> str:
-        """Where to read: at the broker of this number if it is known, any slave for None, else at the master (R:
-        findBrokerAddressInSubscribe). Raises NoRoute when nobody is known."""
+        """The address to read from: the broker with this id if it is known, any slave for None, else the master (R:
+        findBrokerAddressInSubscribe). Raises NoRoute if none is known."""
         group = self._groups.get(broker_name)
         slaves = self.slaves(broker_name)
         if broker_id and group is not None and broker_id in group.addresses:
@@ -149,7 +149,7 @@ class RouteBook:
         return self.require_master(broker_name)
 
     def failed(self, broker_name: str, topic: str, error: ClientError) -> None:
-        """A request to the master of `broker_name` ended in `error`: follow its hint, or ask anew the next time."""
+        """A request to the master of `broker_name` ended in `error`: follow its hint, or ask anew next time."""
         hint = error.leader_address if isinstance(error, NotLeader) else None
         if hint is not None and hint != error.address:
             if self._leaders.get(broker_name) != hint:

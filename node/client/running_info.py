@@ -1,6 +1,6 @@
-"""What a consumer says of itself when an operator asks: R's ConsumerRunningInfo (307), which `mqadmin consumerStatus`
-and the console show, and how far it is in the queues of a topic (221). Rates are not counted here, and Python has no
-jstack; both are left out."""
+"""A consumer's answers to operators: R's ConsumerRunningInfo (307), shown by `mqadmin consumerStatus` and the console,
+and its offsets in the queues of a topic (221). Rates are not counted here, and Python has no jstack; both are left out.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def running_info(
     wall_ms: int,
     lock_lease_s: float,
 ) -> bytes:
-    """The body of the answer. `now_s` is the loop's time, `wall_ms` the same moment in ms of the epoch; a lock counts
-    `lock_lease_s` from when it was asked for."""
+    """The body of the answer. `now_s` is the loop's time, `wall_ms` the same moment in ms of the epoch; a lock lasts
+    `lock_lease_s` from its request."""
     rows = []
     for reader in readers:
         age_s = now_s - (reader.locked_until_s - lock_lease_s)
@@ -42,7 +42,7 @@ def running_info(
 
 
 def consumer_status(readers: Iterable[QueueReader]) -> bytes:
-    """The body of the answer to 221: the first offset of each queue that is not dealt with."""
+    """The body of the answer to 221: each queue's first offset that is not processed yet."""
     rows = [
         queue_row(_place(reader), reader.tracker.committed_offset) for reader in readers if reader.tracker is not None
     ]

@@ -1,7 +1,7 @@
 """A client: what the producers and consumers of one program share.
 
-One connection to each broker, one heartbeat for all groups, one book of routes, one place where the requests
-arrive that brokers send back (transaction checks, changes of consumer groups, offsets that are reset).
+One connection to each broker, one heartbeat for all groups, one book of routes, and one place for the requests that
+brokers send to clients (transaction checks, changes of consumer groups, resets of offsets).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["ClientTimings", "GroupMember", "Session"]
 logger = logging.getLogger("node.client")
 
 MAX_MEMBERS: Final = 1000
-"""Producers and consumers of one session: each is in every heartbeat."""
+"""Limit on producers and consumers of one session: each is in every heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimings:
-    """How often a client does what. Defaults are those of RocketMQ's clients (R)."""
+    """Intervals and timeouts of a client. Defaults are those of RocketMQ's clients (R)."""
 
     route_interval_s: float = 30.0
     heartbeat_interval_s: float = 30.0
@@ -47,43 +47,43 @@ class ClientTimings:
     pull_suspend_ms: int = 15_000
     """How long a broker holds a pull that finds nothing."""
     retry_pause_s: float = 1.0
-    """Before a queue is pulled again after an error, and before an ordered message is handled again."""
+    """Pause before a queue is pulled again after an error, and before an ordered message is handled again."""
     drain_timeout_s: float = 10.0
-    """How long stopping waits for handlers that still work."""
+    """How long stopping waits for running handlers."""
 
 
 class GroupMember(Protocol):
-    """A producer or a consumer, as its session sees it."""
+    """A producer or a consumer, as seen by its session."""
 
     @property
     def group(self) -> str: ...
 
     def consumer_data(self) -> Mapping[str, Any] | None:
-        """What the heartbeat says of a consumer; None for a producer."""
+        """A consumer's entry in the heartbeat; None for a producer."""
         ...
 
     def members_changed(self) -> None:
-        """Somebody joined or left the group."""
+        """A member joined or left the group."""
         ...
 
     async def check_transaction(self, command: Command, address: str) -> None:
-        """A broker asks what became of a transaction of this group."""
+        """A broker asks for the outcome of a transaction of this group."""
         ...
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """A consumer is to go on from these places."""
+        """A consumer is to continue at these offsets."""
         ...
 
     def running_info(self) -> bytes:
-        """What a consumer is doing, in R's words."""
+        """A consumer's state, in R's format."""
         ...
 
     def consumer_status(self, topic: str) -> bytes:
-        """How far a consumer is in its queues of a topic, in R's words."""
+        """A consumer's offsets in its queues of a topic, in R's format."""
         ...
 
     async def handle_now(self, message: ReceivedMessage) -> bytes:
-        """A consumer is to handle one message at once; what came of it, in R's words. Raises RequestError."""
+        """A consumer is to handle one message at once; returns the result, in R's format. Raises RequestError."""
         ...
 
     async def stop(self) -> None: ...
@@ -160,7 +160,7 @@ class Session:
     # Members
 
     def join(self, member: GroupMember) -> None:
-        """Have `member` in the heartbeats from now on. Raises ValueError where its group has one here already."""
+        """Include `member` in heartbeats from now on. Raises ValueError if this client has one of its group already."""
         is_consumer = member.consumer_data() is not None
         for other in self._members:
             if other.group == member.group and (other.consumer_data() is not None) == is_consumer:
@@ -175,7 +175,7 @@ class Session:
         self.heartbeat_soon()
 
     async def leave(self, member: GroupMember) -> None:
-        """Take `member` out and tell the brokers that it is gone, as far as they can be reached."""
+        """Remove `member` and unregister it from the brokers that can be reached."""
         if member not in self._members:
             return
         self._members.remove(member)
@@ -188,7 +188,7 @@ class Session:
         await asyncio.gather(*farewells)
 
     def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Run something beside; it is cancelled when the session closes."""
+        """Run something in the background; it is cancelled when the session closes."""
 
         async def run() -> None:
             await work
@@ -201,11 +201,11 @@ class Session:
     # Heartbeats
 
     def heartbeat_soon(self) -> None:
-        """Tell the brokers who we are as soon as possible."""
+        """Send heartbeats to brokers that have had none yet, as soon as possible."""
         self._greet.set()
 
     async def heartbeat(self, *, only_new: bool = False) -> None:
-        """Tell every known broker who we are; returns when each has answered or failed to."""
+        """Send a heartbeat to every known broker, or to new ones only; returns when each has answered or failed to."""
         known = self.routes.addresses()
         self._greeted = {address: None for address in self._greeted if address in known}
         wanted = [address for address in known if not (only_new and address in self._greeted)]
@@ -256,7 +256,7 @@ class Session:
                 member.members_changed()
 
     def _reset_offsets(self, command: Command, connection: Connection) -> None:
-        """An operator sets a group back or forward; brokers tell each of its members (R: ResetOffsetBody)."""
+        """An operator resets a group's offsets; brokers notify each of its members (R: ResetOffsetBody)."""
         try:
             group, topic = command.get_str("group"), command.get_str("topic")
             offsets = read_offsets(command.body)

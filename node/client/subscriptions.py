@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, and how it says so to brokers."""
+"""A consumer's subscription to a topic, and its encoding for brokers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class MessageModel(Enum):
 
 
 class StartFrom(Enum):
-    """Where a group begins in a queue that it has never read. The values are those of the protocol."""
+    """Where a group starts in a queue that it has never read. The values are those of the protocol."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With what comes from now on. A queue that is young and small is read from its beginning by brokers' decision."""
+    """With new messages only. Brokers have a young and small queue read from its beginning nevertheless."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
-    """With the oldest message there is."""
+    """With the oldest existing message."""
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
     """With the first message stored at a given time or later."""
 
@@ -57,24 +57,24 @@ class Subscription:
 
     @property
     def expression_type(self) -> str:
-        """As the protocol calls it."""
+        """The filter's type, as named in the protocol."""
         return "SQL92" if self.is_sql else "TAG"
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that are wanted; none means all."""
+        """The subscribed tags; none means all."""
         if self.is_sql:
             return ()
         tags = [tag.strip() for tag in self.expression.split("||")]
         return () if "*" in tags else tuple(dict.fromkeys(tag for tag in tags if tag))
 
     def passes(self, message: Message) -> bool:
-        """Whether the message is wanted. Brokers may judge by the tag's hash alone, and hashes collide."""
+        """Whether the message passes the filter. Brokers may judge by the tag's hash alone, and hashes collide."""
         tags = self.tags
         return not tags or message.tags in tags
 
     def data(self) -> dict[str, Any]:
-        """For a heartbeat."""
+        """The subscription's entry in a heartbeat."""
         return {
             "topic": self.topic,
             "subString": self.expression,
@@ -89,7 +89,7 @@ class Subscription:
 def consumer_data(
     group: str, model: MessageModel, start_from: StartFrom, subscriptions: Iterable[Subscription], *, is_push: bool
 ) -> Mapping[str, Any]:
-    """What a heartbeat says of one consumer."""
+    """One consumer's entry in a heartbeat."""
     return {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",

@@ -1,7 +1,7 @@
 """Transactional sending: a half message first, then the local transaction, then its outcome.
 
-Nobody sees a half message before it is committed. If the outcome does not reach the broker, or there is none yet, the
-broker asks back, any producer of the group, and `check` answers.
+No consumer sees a half message before it is committed. If the outcome does not reach the broker, or there is none yet,
+the broker asks any producer of the group, and `check` answers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["TransactionProducer", "TransactionState"]
 logger = logging.getLogger("node.client")
 
 MAX_CHECKS_UNDER_WAY: Final = 1000
-"""Checks that run at once; further ones are dropped, and the broker asks again."""
+"""Limit on concurrent checks; further ones are dropped, and the broker asks again."""
 
 
 class TransactionState(IntEnum):
-    """What became of a local transaction. The values are those of the protocol."""
+    """The outcome of a local transaction. The values are those of the protocol."""
 
     UNKNOWN = 0
     """Not decided: the broker asks again later."""
@@ -50,8 +50,8 @@ class TransactionState(IntEnum):
 
 class TransactionProducer(Producer):
     """A producer whose messages become visible when a local transaction has committed. Made by
-    `Client.transaction_producer`. `check` says what became of the transaction of a half message; it must be
-    answered from what the local transaction left behind, for it may be asked in another process and much later."""
+    `Client.transaction_producer`. `check` returns the outcome of a half message's transaction; it must determine that
+    from what the local transaction left behind, because it may be called in another process and much later."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class TransactionProducer(Producer):
     ) -> tuple[Receipt, TransactionState]:
         """Send `message` as a half message, run `execute`, and tell the broker what it returned.
 
-        Raises SendFailed when the half message could not be sent; `execute` has not run then. What `execute` raises
-        is raised here, after the broker was told UNKNOWN. That the broker heard the outcome is not certain: if it
-        did not, it asks `check`.
+        Raises SendFailed if the half message could not be sent; `execute` has not run then. Exceptions of `execute`
+        are raised here, after UNKNOWN was sent to the broker. The outcome may fail to reach the broker, which then asks
+        `check`.
         """
         if message.delay_level:
             raise ValueError("a transactional message cannot be delayed")

@@ -42,8 +42,7 @@ def queue_ends(directory: Path, log_end: int) -> Iterator[tuple[Queue, int]]:
 
 
 def _end(directory: Path, log_end: int) -> int:
-    """The number after the last unit: in the last file that has any, before the first that is invalid or past the log.
-    """
+    """The number after the last unit: in the last file that has any, up to the first invalid or past the log."""
     for path in sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), reverse=True):
         data = path.read_bytes()
         count = 0

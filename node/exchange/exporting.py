@@ -230,8 +230,7 @@ class _Export:
         return f"{len(kept)} topics, {len(groups)} groups, {count} consumer offsets"
 
     def _write_queue_ends(self, ends: dict[Queue, int]) -> int:
-        """Write files for the queues of which the log holds nothing, so that their numbers continue; returns how many.
-        """
+        """Write files for queues of which the log holds nothing, so that their numbers continue; returns how many."""
         known = set(self._inventory.queues)
         gone = {queue: end for queue, end in ends.items() if queue not in known and end > 0}
         for (topic, queue_id), end in gone.items():
