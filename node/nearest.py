@@ -1,4 +1,4 @@
-"""What a mistyped word may have meant."""
+"""Suggests the word that a mistyped one may have meant."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What holds for every test.
+"""Settings for every test.
 
-Cycles of garbage are looked for rarely, not at all before the first test, and what was there before it is not looked
-through: thousands of collected tests and the modules of everything, again and again, were a twentieth of the processor
-time, and while they came to be an eighth of it.
+The garbage collector runs rarely, not at all before the first test, and never looks at objects from before it:
+traversing thousands of collected tests and all modules, again and again, took a twentieth of the processor time, and
+an eighth of it during collection.
 
-Tests of one `xdist_group` must not run at the same time, and would where pytest-xdist and pytest do not fit: that ends
-the run.
+Tests of one `xdist_group` must not run at the same time, and would with versions of pytest-xdist and pytest that do not
+fit together: that ends the run.
 
-Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. Where `CI` is set the examples are the
-same on every run, so that a change is judged by itself; elsewhere they are new each time, so that the search goes on.
+Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. If `CI` is set the examples are the
+same on every run, so that a change is judged on its own; otherwise they are new each time, so that the search goes on.
 
-Ctrl-C is heeded, also where the tests were started by `&` in a script, which has all that comes of it ignore SIGINT:
-tests send it to programs that they start.
+Ctrl-C works even if the tests were started with `&` in a script, which makes its background processes ignore SIGINT:
+tests send SIGINT to programs that they start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GC_THRESHOLDS = (20_000, 20, 50)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # By this attribute pytest-xdist 3.8 gives a test its group; pytest 9.2 has no such attribute and heeds none.
+    # pytest-xdist 3.8 sets a test's group with this attribute, which pytest 9.2 no longer has and ignores.
     if getattr(config.option, "dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError(
             f"pytest-xdist does not keep the tests of a group together with pytest {pytest.__version__}: "
@@ -56,7 +56,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def hears_hangups() -> Iterator[None]:
-    """SIGHUP as a terminal leaves it: what `nohup` started has inherited that it is ignored, and keeps that."""
+    """The default handling of SIGHUP: programs that `nohup` starts inherit that it is ignored, and pass that on."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

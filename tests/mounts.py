@@ -1,4 +1,4 @@
-"""What of namespaces can be had here. In a chroot whose root is no mount point, little of it."""
+"""Which uses of namespaces are possible here; few, in a chroot whose root is not a mount point."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ _TRIAL = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"
 MAY_MOUNT = (
     subprocess.run([*_TRIAL, "mount", "--bind", "/etc/hosts", "/etc/hosts"], capture_output=True).returncode == 0
 )
-"""Whether programs can be shown files of their own in the place of the machine's: root may do so, and others in user
+"""Whether programs can be given other files in the place of the machine's: root may do so, and others in user
 namespaces, unless these are forbidden."""

@@ -1,8 +1,8 @@
-"""Ports on 127.0.0.1 for the servers of tests, which nobody else takes while a server is down.
+"""Ports on 127.0.0.1 for the servers of tests, which nothing else takes while a server is down.
 
-A port that the system chose, and that is free again, is also what it chooses for the next connection of any program on
-the machine: a server of a test could not be started again where it had been. The ports here lie below those of which
-Linux chooses (from 32768 on), and every process has a block of them for itself, which it holds until it ends.
+A port that the system chose, once it is free again, may be chosen for the next connection of any program on the
+machine: a test's server could not be restarted on it. The ports here lie below those from which Linux chooses (from
+32768 on), and every process has its own block of them, which it holds until it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCKS = range(20_000, 32_600, 300)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each another one. A port comes again after 298 others."""
+    """Distinct ports that nothing listens on. A port is returned again after 298 others."""
     _, ports = _own_block()
     return list(itertools.islice(filter(_is_free, ports), count))
 
@@ -31,8 +31,8 @@ def free_port() -> int:
 
 @functools.cache
 def _own_block() -> tuple[socket.socket, Iterator[int]]:
-    """What holds the block of this process, and its ports, over and over. The first port of a block is held for UDP, by
-    which other processes see that the block is taken."""
+    """The socket that holds this process's block, and the block's ports in a cycle. The first port of a block is bound
+    for UDP, so that other processes see that the block is taken."""
     at = os.getpid() % len(_BLOCKS)
     for first in (*_BLOCKS[at:], *_BLOCKS[:at]):
         holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

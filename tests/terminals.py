@@ -10,7 +10,7 @@ __all__ = ["open_terminal"]
 
 
 def open_terminal() -> tuple[int, int]:
-    """Both ends of a new pseudo-terminal, ours first; the test is skipped where there are none, as in a bare chroot."""
+    """Both ends of a new pseudo-terminal, ours first; the test is skipped if there are none, as in a bare chroot."""
     try:
         return os.openpty()
     except OSError as error:

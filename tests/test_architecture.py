@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of the five packages, read from the code itself."""
+"""Which package may import which: the rules of the five packages, read from the code itself."""
 
 from __future__ import annotations
 

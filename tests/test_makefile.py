@@ -1,4 +1,4 @@
-"""`make test` and the CI's script: every stage runs, and the command fails at the end when one of them did."""
+"""`make test` and the CI's script: every stage runs, and the command fails at the end if one of them did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check on bare Debian takes over from this machine: its mirror, and what pip is told of the network."""
+"""What the check on bare Debian takes over from this machine: its mirror, and pip's network settings."""
 
 from __future__ import annotations
 

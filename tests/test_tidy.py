@@ -1,4 +1,4 @@
-"""What of the project's style a machine can hold."""
+"""The parts of the project's style that a machine can check."""
 
 from __future__ import annotations
 

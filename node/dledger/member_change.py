@@ -55,7 +55,7 @@ class MemberChange:
                 DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
             )
         if not self._may_change:
-            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, "the configuration lets this group not change")
+            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, "the configuration does not let this group change")
         if not self._state.is_member(member) or not member.isprintable() or len(member) > MAX_ID_CHARACTERS:
             raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member!r} is no name of a member")
         peers = dict(self._state.members.peers)

@@ -1,4 +1,4 @@
-"""Where the recorded histories are, and short ways to write one down."""
+"""The directory of the recorded histories, and shorthands for writing one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def events() -> Callable[..., Events]:
 
 @pytest.fixture
 def done() -> Callable[..., Events]:
-    """Events of operations one after the other, each ``(process, f, value, result)``."""
+    """Events of consecutive operations, each ``(process, f, value, result)``."""
 
     def build(*operations: tuple[Any, ...]) -> Events:
         rows = []

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, the command says it in one line that names the file, and ends with 254."""
+"""Whatever is wrong with a file, the command reports it in one line that names the file, and exits with 254."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mistakes that ``benchmarks/checker_mutants.py`` makes, and its lists of those that lived."""
+"""The mutants that ``benchmarks/checker_mutants.py`` makes, and its lists of those that survived."""
 
 from __future__ import annotations
 

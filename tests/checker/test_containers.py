@@ -1,4 +1,4 @@
-"""What values go into and come out of: the near-linear engines against the general one, and what they explain."""
+"""Containers of values: the near-linear engines against the general one, and their explanations."""
 
 from __future__ import annotations
 

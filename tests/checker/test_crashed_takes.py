@@ -1,4 +1,4 @@
-"""Takes of unknown outcome: what they may have taken, beside brute force, and in histories too long for it."""
+"""Takes of unknown outcome: what they may have taken, against brute force, and in histories too long for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whatever happens to a file, no operation of it is lost in silence: each format, damaged at random.
+"""Whatever happens to a file, none of its operations is lost silently: each format, damaged at random.
 
-What is held: a damaged history never ends ``valid`` with fewer operations than it had, unless ``--lenient`` was given,
-and then the number of what was left out is told.  Damage is done to lines.  Lines that are gone without a trace leave a
-shorter history, which nobody can tell from a whole one; only an ``index`` does (see ``test_gaps_in_the_index``).
+The property: a damaged history never ends ``valid`` with fewer operations than it had, unless ``--lenient`` was given,
+which reports how many were left out.  Damage is done to lines.  Lines that are gone without a trace leave a shorter
+history, which looks like a whole one; only an ``index`` reveals it (see ``test_gaps_in_the_index``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What failed did not happen, whatever it was; what completed with a refusal looked at the state."""
+"""An operation that failed did not happen, whatever it was; one that completed with a refusal observed the state."""
 
 from __future__ import annotations
 

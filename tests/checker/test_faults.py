@@ -1,4 +1,4 @@
-"""Faults out of the nemesis's events: paired by id, proven only by a proof, whatever a damaged history holds."""
+"""Faults read from the nemesis's events: paired by id, proven only by a proof, whatever a damaged history holds."""
 
 from __future__ import annotations
 

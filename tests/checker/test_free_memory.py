@@ -1,4 +1,4 @@
-"""What bounds a check that was given no bound: control groups, the address space, and what is left in them."""
+"""What limits the memory of a check without a limit of its own: control groups, the address space, what is left there."""
 
 from __future__ import annotations
 

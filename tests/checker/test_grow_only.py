@@ -1,4 +1,4 @@
-"""Grow-only sets read whole: beside brute force, and what is said of a contradiction."""
+"""Grow-only sets read as a whole: against brute force, and what is reported about a contradiction."""
 
 from __future__ import annotations
 

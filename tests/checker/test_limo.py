@@ -1,4 +1,4 @@
-"""LiMo's traces, in all the ways in which its own description and histories write them."""
+"""LiMo's traces, in all the forms in which its own description and histories write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers that are said to need little more time than reading: twice the history takes about twice the steps."""
+"""Checkers that claim to need little more time than reading: twice the history takes about twice the steps."""
 
 from __future__ import annotations
 

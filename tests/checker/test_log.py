@@ -1,4 +1,4 @@
-"""The log checker: each kind of harm, planted in a history that is otherwise fine."""
+"""The log checker: each kind of anomaly, planted in a history that is otherwise fine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are off by a little, values that look like something else: what no real object and few tests bring."""
+"""Answers that are slightly wrong, and values that look like others: what no real object and few tests produce."""
 
 from __future__ import annotations
 

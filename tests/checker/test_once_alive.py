@@ -1,4 +1,4 @@
-"""Histories that tell the checker from mutants of it which no test noticed once (``benchmarks/checker_mutants.py``)."""
+"""Histories that tell the checker from mutants that once survived all tests (``benchmarks/checker_mutants.py``)."""
 
 from __future__ import annotations
 

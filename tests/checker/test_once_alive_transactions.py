@@ -1,4 +1,4 @@
-"""Transactions that tell the checker from mutants which no test noticed once (``benchmarks/checker_mutants.py``)."""
+"""Transactions that tell the checker from mutants that once survived all tests (``benchmarks/checker_mutants.py``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories that a program of the user's own has recorded: what is easily got wrong is said, and not judged wrongly."""
+"""Histories recorded by a user's own program: common mistakes are reported, and not misjudged."""
 
 from __future__ import annotations
 

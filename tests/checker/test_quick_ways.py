@@ -1,4 +1,4 @@
-"""The quick ways of the near-linear engines, for histories without failures and crashes, against the long ones."""
+"""The fast paths of the near-linear engines, for histories without failures and crashes, against the slow paths."""
 
 from __future__ import annotations
 

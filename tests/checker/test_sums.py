@@ -1,4 +1,4 @@
-"""Fetch-and-add: beside brute force, with additions of unknown outcome, and what is said of a contradiction."""
+"""Fetch-and-add: against brute force, with additions of unknown outcome, and what is reported about a contradiction."""
 
 from __future__ import annotations
 

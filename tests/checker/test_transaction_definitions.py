@@ -1,8 +1,8 @@
-"""Transactions against the definitions of their levels, written down here once more and tried in every way.
+"""Transactions against the definitions of their levels, implemented here once more by brute force.
 
 A level of one order: some order of the committed transactions, and of any of unknown outcome, explains every read.
 Snapshot isolation: some order of starts and commits does, where a transaction reads what was committed at its start
-and its own writes, and of two that ran at once only one wrote a key.
+and its own writes, and of two concurrent ones only one writes a key.
 """
 
 from __future__ import annotations

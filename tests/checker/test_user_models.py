@@ -1,4 +1,4 @@
-"""Mistakes in a model of one's own that would make every history valid are said at the first call."""
+"""Mistakes in a user's model that would make every history valid are reported at the first call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes: what is lost with one that is killed, and that none outlives whoever began it."""
+"""Worker processes: what is lost with one that is killed, and that none outlives the process that started it."""
 
 from __future__ import annotations
 

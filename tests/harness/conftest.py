@@ -258,9 +258,9 @@ def own_host() -> Callable[[RunState, Path], AbstractAsyncContextManager[OwnHost
 
 @pytest.fixture(scope="session")
 def harness_here() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that carries out `harness WORDS` from a directory `cwd` and returns what it printed and its status.
+    """A function that runs `harness WORDS` in a directory `cwd` and returns its output and status.
 
-    In this process: another takes half a second to begin with.
+    It runs in this process: a new one takes half a second to start.
     """
 
     def perform(

@@ -1,11 +1,11 @@
-"""Forks harnesses that put a cluster with file systems up, bend its disks and take it down, and that kill themselves
-(SIGKILL) at a given step; after each, `clean` runs and what is left is told as a line of JSON.
+"""Forks harnesses that start a cluster with file systems, inject faults of its disks and stop it, and that kill
+themselves (SIGKILL) at a given step; after each, `clean` runs and what is left is printed as a line of JSON.
 
     kill_steps_parent.py RUN_ID DIRECTORY STORAGE STEP ...
 
 A step is a write to the run's state, a request to an agent, a command of the harness's own, an operation on a file
-system or the start of the agents; a harness can be killed before it, after it, and, of requests, in its middle. Step 0
-is never reached: that harness lives to its end and tells in the file `steps` what steps there are.
+system or the start of the agents; a harness can be killed before it, after it, and, for requests, in its middle. Step 0
+is never reached: that harness runs to its end and writes the list of steps to the file `steps`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIDDLE_S = 0.002
 
 
 class Steps:
-    """Counts, and kills this process at the one that was asked for."""
+    """Counts steps, and kills this process at the given one."""
 
     def __init__(self, fatal: int) -> None:
         self.fatal = fatal
@@ -126,7 +126,7 @@ def one(run_id: str, directory: Path, storage: str, step: int) -> None:
 
 
 def left(run_id: str, directory: Path) -> list[str]:
-    """What there still is of a run."""
+    """What is left of a run."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found = [f"mount {line.split()[4]}" for line in mounts if str(directory) in line or run_id in line]
     found += [f"namespace {name}" for name in os.listdir("/run/netns") if run_id in name]
@@ -138,7 +138,7 @@ def left(run_id: str, directory: Path) -> list[str]:
     while (devices := [name for name, mark in marked_devices() if mark.run_id == run_id]) and (
         time.monotonic() < deadline_s
     ):
-        time.sleep(0.02)  # the kernel lets a device go a moment after its last mount
+        time.sleep(0.02)  # the kernel releases a device a moment after its last mount
     return found + [f"device {name}" for name in devices]
 
 

@@ -1,4 +1,4 @@
-"""`harness analyze` of runs whose files are damaged: what is said of each, and that none passes for valid."""
+"""`harness analyze` of runs whose files are damaged: what is reported about each, and that none passes for valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harness cluster`: a cluster that stays up between commands, and what is said when it cannot."""
+"""`harness cluster`: a cluster that stays up between commands, and what is reported if it cannot."""
 
 from __future__ import annotations
 

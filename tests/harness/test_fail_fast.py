@@ -1,4 +1,4 @@
-"""Ending the load at the first violation: early where there is one, never where there is none."""
+"""Ending the load at the first violation: early if there is one, never if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of which faults reach which programs: what is shown of a cell, and what is kept of earlier runs."""
+"""The page about which faults reach which programs: what a cell shows, and what is kept of earlier runs."""
 
 from __future__ import annotations
 

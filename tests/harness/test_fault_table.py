@@ -1,4 +1,4 @@
-"""The table before the start: every fault that was asked for is in it, with what it is had by, or why it is not."""
+"""The table before the start: every requested fault, with its mechanism or the reason why there is none."""
 
 from __future__ import annotations
 

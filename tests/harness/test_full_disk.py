@@ -1,4 +1,4 @@
-"""A disk that is full when a command writes what it was asked for: what was there stays, and nothing half does."""
+"""A disk that is full when a command writes its output: existing files stay, and no half-written ones do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that are programs: what they say, and everything that one can do wrong."""
+"""Clients that are programs: their messages, and everything that one can do wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A harness with file systems of its hosts' own that is killed (SIGKILL) at every single step of its life.
+"""A harness whose hosts have their own file systems, killed (SIGKILL) at every single step of its life.
 
 Four steps, evenly spread, by default; all of them, some ninety, by the environment:
 

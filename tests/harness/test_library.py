@@ -1,4 +1,4 @@
-"""Hosts and faults from a script: inside of somebody else's event loop, without moving the caller's thread."""
+"""Hosts and faults from a script: inside the caller's event loop, without moving the caller's thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyPy begins anew with a larger nursery, once, where simulations run."""
+"""PyPy starts again with a larger nursery, once, if simulations are to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that messages name: by a path that is there, in a checkout and (test_wheel.py) in an installation."""
+"""The pages that messages name: by a path that exists, in a checkout and (test_wheel.py) in an installation."""
 
 from __future__ import annotations
 

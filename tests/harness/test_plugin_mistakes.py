@@ -1,4 +1,4 @@
-"""What goes wrong in a user's client while a run goes on: a verdict that says whose doing it is, with file and line."""
+"""Errors in a user's client during a run: the verdict says where the mistake is, with file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trial of power cuts says of runs that could not count."""
+"""What the trial of power cuts reports about runs that could not count."""
 
 from __future__ import annotations
 

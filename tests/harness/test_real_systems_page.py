@@ -1,4 +1,4 @@
-"""The record of real systems: what it says of runs, and that the page is made of it."""
+"""The record of real systems: what it says about runs, and that the page is made from it."""
 
 from __future__ import annotations
 

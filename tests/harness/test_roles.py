@@ -1,4 +1,4 @@
-"""Who led when in a run of a system that logs nothing of it which is known here: asked, kept, shown in its replay."""
+"""Who led when in a run of a system whose logs do not tell it here: polled, recorded, shown in its replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a run: what it says must survive the death of the harness, and tell the dead from the living."""
+"""The state of a run: it must survive the death of the harness, and tell dead processes from living ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary directories of no run: those of killed processes go, all others stay."""
+"""Temporary directories of no run: those of killed processes are removed, all others stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end: what it has found by then is kept, and nothing of it is left at work."""
+"""Signals that ask a command to end: what it has found by then is kept, and nothing of it is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or of no width: no verdict is made up, and no word comes into a file."""
+"""Standard streams that are closed, full or of no width: no verdict is made up, and no output ends up in a file."""
 
 from __future__ import annotations
 

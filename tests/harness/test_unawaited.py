@@ -1,4 +1,4 @@
-"""A call that a plug-in does not await is the plug-in's mistake, and no operation of the system."""
+"""A call that a plug-in does not await is the plug-in's mistake, not an operation of the system."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-ty
 
 
 class FakeNetwork:
-    """Knows which links are cut; `ineffective` links pass all the same, `broken` ones never do.
+    """Knows which links are cut; `ineffective` links pass even when cut, `broken` ones never do.
 
     A probe of a link that does not pass takes the whole timeout, as with real ones.
     """
@@ -74,8 +74,8 @@ class FakeNetwork:
 
 
 class CountingNetwork(FakeNetwork):
-    """A network that counts what the system sends; a test says what that is. `leaks` pass in spite of a cut, unseen by
-    probes, and `ways_past` are connections that get around the links."""
+    """A network that counts what the system sends, which a test decides. `leaks` pass in spite of a cut, unseen by
+    probes, and `ways_past` are connections that bypass the links."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The load generator sends what RocketMQ's clients send: a figure of other messages says nothing of them."""
+"""The load generator sends what RocketMQ's clients send: a figure for other messages says nothing about them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whatever faults happen when: the node stays safe, and is live once they have stopped.
 
-What a run must hold, and which of its checks says so (harness.clusters.sim.invariants, harness.systems.broker_checks,
-the workloads' own):
+The properties that a run must have, and which of its checks verifies each (harness.clusters.sim.invariants,
+harness.systems.broker_checks, the workloads' own):
 
     at most one leader in a term                      invariants (votes, election), leaders
     committed entries never change or vanish          invariants (completeness, commitment, end, recovery), replicas
@@ -12,8 +12,8 @@ the workloads' own):
     and all replicas equal
 
 The first phase is one of safety, with load and faults; in the second one the faults have stopped and the cluster must
-get on: take writes, bring all replicas to the same end, answer the final reads. TEETH shows that mistakes would be
-seen; for log matching, which no mutant breaks by itself, the tests of the invariants do.
+make progress: take writes, bring all replicas to the same end, answer the final reads. TEETH shows that mistakes would
+be seen; for log matching, which no mutant breaks on its own, the tests of the invariants do.
 """
 
 from __future__ import annotations

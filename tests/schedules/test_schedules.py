@@ -1,7 +1,7 @@
 """Scripted schedules: what went wrong elsewhere, or nearly, and must not go wrong here.
 
 Each directory holds a `schedule.json` and the options it is run with (`test.json`); README.md says what it is about.
-The node must come through valid. Where a mutant stands for the mistake, the same schedule must give it away: that
+The node must come through valid. If a mutant represents the mistake, the same schedule must expose it: that
 shows that the schedule still reaches what it was written for, whatever the order of events has become.
 """
 

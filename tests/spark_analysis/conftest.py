@@ -15,8 +15,8 @@ HERE = Path(__file__).parent
 
 FOR_SMALL_TABLES = {
     "spark.sql.shuffle.partitions": "2",
-    # To compile a query and to plan it again after every stage takes longer than to answer it for a few rows. What
-    # starts a process of its own has both, as everybody has.
+    # Compiling a query, and planning it again after every stage, takes longer than answering it for a few rows. Tests
+    # that start their own process have both switched on, as users have.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
@@ -25,8 +25,8 @@ FOR_SMALL_TABLES = {
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist puts the groups into the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What asks for the embedded Spark runs in one process: the first analysis of a Java process costs some 25 s of
-    processor time, the next ones a third of it. A test that is of another group stays there."""
+    """Tests that use the embedded Spark run in one process: the first analysis of a Java process costs some 25 s of
+    processor time, the next ones a third of it. A test that has another group keeps it."""
     for item in items:
         is_ours = HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ())
         if is_ours and item.get_closest_marker("xdist_group") is None:
@@ -43,13 +43,13 @@ def _beside(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
-    """Runs made up."""
+    """The module that makes up runs."""
     return _beside("synthetic")
 
 
 @pytest.fixture(scope="session")
 def recounting() -> ModuleType:
-    """The figures again, in plain Python."""
+    """The module that recomputes the figures in plain Python."""
     return _beside("recount")
 
 

@@ -1,4 +1,4 @@
-"""Every figure of the tables again, from history.jsonl and results.json, in plain Python over plain events.
+"""Recomputes every figure of the tables from history.jsonl and results.json, in plain Python over plain events.
 
 Written from the definitions in docs/spark.md and sharing no code with spark_analysis: slow and obvious.
 """
@@ -92,8 +92,8 @@ class RecountedRun:
         return total
 
     def _spans(self, away_ns: int) -> list[tuple[int, int, bool]]:
-        """Walk the events: a stretch runs from a success, or where nothing was open then from the next invocation,
-        to the next success."""
+        """Walk the events: a stretch runs from a success (or, if nothing was open then, from the next invocation) to
+        the next success."""
         found = []
         open_count = 0
         begin: int | None = None

@@ -1,4 +1,4 @@
-"""Runs made up for tests: a small system in simulated time, written by the harness's own writer and judge."""
+"""Synthetic runs for tests: a small system in simulated time, written by the harness's own writer and judge."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _events(
         for f, kind, when in (("inject", "invoke", start_ns), ("inject", "info", start_ns + 1_000),
                               ("heal", "invoke", end_ns - 1_000), ("heal", "info", end_ns)):  # fmt: skip
             extra = {"proof": proof} if kind == "info" else {}
-            if f == "heal" and at % 3:  # the first of them says nothing, as histories did before there was such a word
+            if f == "heal" and at % 3:  # every third heal has no `met`, like histories from before it existed
                 extra["met"] = {**proof, "exercised": at % 3 == 2}
             add(when, {"process": "nemesis", "type": kind, "f": f, "value": {**value, **extra}})
 

@@ -1,4 +1,4 @@
-"""What cannot be used costs a clear line, and nothing else."""
+"""Unusable input causes one clear line, and nothing else."""
 
 from __future__ import annotations
 

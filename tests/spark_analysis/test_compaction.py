@@ -1,4 +1,4 @@
-"""A compacted store says what the store said."""
+"""A compacted store gives the same results as the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program beside Spark's Python worker: which interpreter it gets, and what is said when that cannot be."""
+"""A program beside Spark's Python worker: which interpreter it gets, and what is reported if that cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file at a time: what is read, and what is said of what cannot be."""
+"""One file at a time: what is read, and what is reported about what cannot be."""
 
 from __future__ import annotations
 

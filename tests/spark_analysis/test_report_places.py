@@ -1,4 +1,4 @@
-"""Where `harness report` writes: alone, and with one line where it cannot. No Java is started."""
+"""Where `harness report` writes: alone, and with one line if it cannot. No Java is started."""
 
 from __future__ import annotations
 

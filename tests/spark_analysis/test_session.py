@@ -1,4 +1,4 @@
-"""A session of its own: memory that ends, settings, what is left behind."""
+"""A session of its own: memory that runs out, settings, what is left behind."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from harness.run_state import RunState
 
 @pytest.fixture
 def run_state(tmp_path: Path) -> Iterator[RunState]:
-    # Tests of one name, cut short, may run beside each other, each with a first directory of its own.
+    # Tests whose truncated names are the same may run at the same time, each in a first directory of its own.
     run = RunState.create(f"test-{tmp_path.name}-{os.getpid()}", state_root=str(tmp_path / "states"))
     yield run
     run.close()
@@ -62,12 +62,12 @@ class SshMachines:
     namespace: str
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on a loop whose thread, and whose threads' threads, are where the machines are reached."""
+        """Run a coroutine on a loop whose thread, and the threads it starts, are where the machines are reached."""
         with entered(self.namespace):
             asyncio.run(main)
 
     def files(self, host: str) -> list[str]:
-        """What is in a machine's directory for runs."""
+        """The names in a machine's directory for runs."""
         return sorted(os.listdir(self.directory / host))
 
     def rules(self, host: str) -> str:

@@ -1,4 +1,4 @@
-"""A stand-in for the harness on docker or ssh hosts: a program runs, faults are in force, and then it is killed.
+"""A stand-in for the harness on docker or ssh hosts: it starts programs, injects faults, and then is killed.
 
 Usage: hosts_parent.py RUN_ID STATE_ROOT WORK_DIR docker|INVENTORY. Prints one JSON line when everything is up.
 """
@@ -30,7 +30,7 @@ async def main(run_id: str, state_root: str, work_dir: str, hosts: str) -> None:
             node_count=2, run=run, work_dir=work_dir, ports=[7000], extra_hosts=["ns1"], inventory=hosts
         )
     if why_no_shim() is None:
-        stall = "stall" if hosts == "docker" else "freeze"  # which nobody who waits for it can be killed from
+        stall = "stall" if hosts == "docker" else "freeze"  # a process that waits for it cannot be killed
         cluster.prepare({("clocks", "wall"), ("disks", stall), ("disks", "power"), ("links", "delay")})
     await cluster.start()
     await cluster.spawn("n1", Program(name="sleep", argv=["sleep", "600"], log_name="sleep.log"))

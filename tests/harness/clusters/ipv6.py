@@ -1,4 +1,4 @@
-"""Hosts of a run do not meet over IPv6, by which they would get around the cuts."""
+"""Checks that hosts of a run do not reach each other over IPv6, which would bypass the cuts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
                 raise
             time.sleep(0.05)
 """
-"""To all neighbours over IPv6, which asks nobody for an address first."""
+"""Sends to all neighbours over IPv6, which needs no neighbour's address first."""
 
 
 async def expect_ipv6_is_closed(cluster: Any) -> None:
-    """Of three hosts: what n1 says to all over IPv6 disproves no cut, unless the rule that stops it is gone."""
+    """With three hosts: what n1 sends to all over IPv6 disproves no cut, unless the rule that stops it is removed."""
     target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
     planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
 
@@ -42,7 +42,7 @@ async def expect_ipv6_is_closed(cluster: Any) -> None:
         return str(output)
 
     async def proofs() -> tuple[Proof, Proof]:
-        """Of a cut that is in force when n1 speaks."""
+        """The proofs of a cut that is in force when n1 sends."""
         await PARTITION.inject(target, planned)
         assert await cluster.run("n1", [cluster.python("n1"), "-c", SAY_TO_ALL, str(PORT)]) == (0, "", "")
         proof, met = await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)

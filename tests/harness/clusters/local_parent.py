@@ -1,4 +1,4 @@
-"""A harness in small, for a test to kill in the middle of a partition on a `local` cluster."""
+"""A minimal harness, for a test to kill in the middle of a partition on a `local` cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A stand-in for the harness: makes a netns cluster with a fault in force, then waits to be ended.
+"""A stand-in for the harness: creates a netns cluster, injects a fault, then waits to be ended.
 
-Usage: netns_parent.py RUN_ID STATE_ROOT WORK_DIR. Without root it first goes into a user namespace. Prints one
+Usage: netns_parent.py RUN_ID STATE_ROOT WORK_DIR. Without root it first enters a user namespace. Prints one
 JSON line when everything is up. On SIGINT it takes everything down and exits with status 42.
 """
 

@@ -1,4 +1,4 @@
-"""A harness in small, for a test to kill: starts two programs through an agent and waits."""
+"""A minimal harness, for a test to kill: starts two programs through agents and waits."""
 
 from __future__ import annotations
 

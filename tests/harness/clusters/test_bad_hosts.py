@@ -1,4 +1,4 @@
-"""Hosts that cannot be had, on the command line: one clear line, exit status 254, and nothing left anywhere."""
+"""Unavailable hosts, on the command line: one clear line, exit status 254, and nothing left anywhere."""
 
 from __future__ import annotations
 

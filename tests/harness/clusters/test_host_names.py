@@ -1,4 +1,4 @@
-"""Names that are gone, wrong or late reach the programs of a host, and what nobody asked for was met by nobody."""
+"""Names that are missing, wrong or late reach the programs of a host; one that no program asked for was met by none."""
 
 from __future__ import annotations
 

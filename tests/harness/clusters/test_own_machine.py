@@ -1,4 +1,4 @@
-"""The shim on hosts of this machine: it is felt wherever the store is, and goes with the run."""
+"""The shim on hosts of this machine: it takes effect wherever the store is, and is gone with the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on what programs may use, by the kernel's own word: in force, met, and gone; and the agents untouched."""
+"""Limits on what programs may use, as the kernel reports them: in force, met, and gone; agents are not limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that no library reaches, on hosts of this machine: started by the launcher, met, counted, and let go."""
+"""Programs that no library reaches, on hosts of this machine: started by the launcher, met, counted, and released."""
 
 from __future__ import annotations
 

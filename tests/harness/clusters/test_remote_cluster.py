@@ -1,4 +1,4 @@
-"""What remote machines say of themselves, and what is made of it."""
+"""What remote machines report about themselves, and what is concluded from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose limits somebody undoes while they are in force is unknown: the kernel is asked again before they go."""
+"""A run whose limits are undone by others while in force is unknown: the kernel is asked again before their removal."""
 
 from __future__ import annotations
 

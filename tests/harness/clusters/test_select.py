@@ -1,4 +1,4 @@
-"""Choosing a cluster: `auto` takes the best this machine can host; a name is taken, or refused with a mend."""
+"""Choosing a cluster: `auto` takes the best this machine can host; a name is taken, or refused with a remedy."""
 
 from __future__ import annotations
 

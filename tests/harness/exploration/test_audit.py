@@ -1,4 +1,4 @@
-"""`harness audit`: the simulation gives the same run twice, and where something makes it not do so, that is found."""
+"""`harness audit`: the simulation gives the same run twice, and anything that prevents this is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches without a hint: what is made of those that found nothing, and what a measurement leaves behind."""
+"""Searches without a hint: how those that found nothing count, and what a measurement leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exploration: mixes are well-formed, failures are found, cut down, kept and repeated."""
+"""Exploration: mixes are well-formed, failures are found, simplified, kept and repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does, in simulation: it loses nothing, and mixes ask for it only where it can be done."""
+"""Operator actions, in simulation: they lose nothing, and mixes contain them only where they are possible."""
 
 from __future__ import annotations
 

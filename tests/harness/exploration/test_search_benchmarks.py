@@ -1,4 +1,4 @@
-"""What the benchmarks of searches make of their results."""
+"""How the benchmarks of searches evaluate their results."""
 
 from __future__ import annotations
 

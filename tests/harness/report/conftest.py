@@ -53,7 +53,7 @@ def make_faults(seconds, interval=5):
 
 
 def write_run(path, *, seconds=60, operations=6000, threads=10, faults=(), seed=1):
-    """A register history whose latency and outcomes suffer while a fault is young."""
+    """A register history whose latencies and outcomes get worse at the start of each fault."""
     rng = random.Random(seed)
     clock = [0]
     writer = HistoryWriter(path, lambda: clock[0])
@@ -150,7 +150,7 @@ def make_results(faults=(), **changes):
 
 
 def make_witness():
-    """A stale read as the checker gives it."""
+    """A stale read as the checker reports it."""
 
     def operation(process, f, value, result, start_ms, end_ms, kind="ok", node="n3"):
         return {

@@ -1,4 +1,4 @@
-"""What is said of the curves of `harness explain`, also of an odd file."""
+"""What is said about the curves of `harness explain`, even about an odd file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass, bounded memory, and still the numbers that counting everything gives."""
+"""One pass and bounded memory give the same numbers as counting everything."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What each client did, against cells worked out one by one."""
+"""What each client did, against cells computed one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `harness report` and `compare` say of runs that they leave out, on a terminal."""
+"""What `harness report` and `compare` print about runs that they leave out, on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/what-went-wrong.md: what it says to stand on a mutant's report stands there, in the part that it names."""
+"""docs/what-went-wrong.md: what it quotes from a mutant's report is there, in the part that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a plug-in looks up: a slip is told with what there is."""
+"""Names that a plug-in looks up: an unknown one is reported together with the known ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of made-up runs on a port of its own, and requests to it that no browser would send."""
+"""A server of made-up runs on its own port, and requests to it that no browser would send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.store import RunDir, Store
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DEADLINE_S = 60
-"""For what takes a fraction of a second on a machine that has nothing else to do."""
+"""Timeout of what takes a fraction of a second on an idle machine."""
 
 
 def make_run(store: Store, minutes: int = 0, name: str = "broker-register-kill", **changes: Any) -> RunDir:
@@ -71,17 +71,17 @@ class Client:
             connection.close()
 
     def page(self, path: str) -> str:
-        """The text of a page that must be there."""
+        """The text of a page that must exist."""
         status, _, text = self.ask(path)
         assert status == 200, (path, status, text)
         return text
 
     def raw(self, data: bytes) -> int:
-        """The status that answers bytes as they are; 0 where the server closes without an answer."""
+        """Send raw bytes; returns the status of the answer, or 0 if the server closes without one."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S) as connection:
             try:
                 connection.sendall(data)
-            except OSError:  # it has answered and closed before it was sent all
+            except OSError:  # the server has answered and closed before all was sent
                 pass
             answer = b""
             try:

@@ -1,4 +1,4 @@
-"""Clients that ask nothing, never end what they ask, or take no answer: their connections end, others are served."""
+"""Clients that send nothing, never finish a request, or read no answer: their connections end, others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run at work, seen from a page: its history is followed as it grows, whatever it holds."""
+"""A run in progress, seen from a page: its history is followed as it grows, whatever it holds."""
 
 from __future__ import annotations
 

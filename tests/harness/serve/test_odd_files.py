@@ -1,4 +1,4 @@
-"""What has the name of a run's file and is none: told, never opened, and no request waits for it."""
+"""Things with the name of a run's file that are not files: reported, never opened, and no request waits for them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def over_a_connection(
     serve: Serve, opened: Callable[[Streams], Awaitable[Any]], scenario: Callable[[Any], Awaitable[Any]]
 ) -> Any:
-    """What `scenario` returns, given what `opened` makes of a connection to a server on loopback that `serve`s it."""
+    """Start a server on loopback with `serve`, connect to it, and run `scenario` on what `opened` makes of that."""
 
     async def main() -> Any:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""What brokers are told, and what an operator may ask for."""
+"""The configuration of brokers, and what an operator may ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member of a group says of how far the group is, and of a transaction that was not begun."""
+"""What a member of a group reports about the group's offsets, and about a transaction that was not begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triggers read from the brokers' logs: every kind shows, once it is written."""
+"""Triggers read from the brokers' logs: every kind is seen, once it is logged."""
 
 from __future__ import annotations
 

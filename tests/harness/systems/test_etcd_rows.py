@@ -1,4 +1,4 @@
-"""Rows of keys in etcd: what is asked of its gateway, held against a gateway that keeps keys in memory."""
+"""Rows of keys in etcd: the requests to its gateway, against a gateway that keeps keys in memory."""
 
 from __future__ import annotations
 

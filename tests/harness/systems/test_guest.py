@@ -1,4 +1,4 @@
-"""A plug-in's system on real hosts: started, struck, asked and blamed."""
+"""A plug-in's system on real hosts: started, hit by faults, polled and blamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator can ask of a plug-in's system: promotions, and changes of members, where it has them."""
+"""Operator actions on a plug-in's system: promotions, and changes of members, if it has them."""
 
 from __future__ import annotations
 

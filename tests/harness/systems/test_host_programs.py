@@ -1,4 +1,4 @@
-"""Several programs of a host as one process: struck together, and never taken for struck when only some are."""
+"""Several programs of a host as one process: hit together, and never taken for hit when only some are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a poll of JetStream takes for the end of a log, held against a server that keeps one stream in memory."""
+"""What a poll of JetStream takes for the end of a log, against a server that keeps one stream in memory."""
 
 from __future__ import annotations
 

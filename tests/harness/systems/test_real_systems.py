@@ -1,6 +1,6 @@
-"""Whole runs of systems of which nothing is ours: short ones of `make test`, those of `make test-systems` beside them.
+"""Whole runs of third-party systems: short ones in `make test`, others in `make test-systems`.
 
-What a system is made of is fetched once, into a cache. A test of one that cannot be fetched is skipped with the reason.
+A system's parts are fetched once, into a cache. If they cannot be fetched, its test is skipped with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked for at the end of a run, where nobody answers, or late: so often, and not all at once."""
+"""Requests at the end of a run that nobody answers, or only late: how often they are sent, and not all at once."""
 
 from __future__ import annotations
 

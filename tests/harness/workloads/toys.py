@@ -1,4 +1,4 @@
-"""Clients of systems that live in memory, right ones and wrong ones, for every capability."""
+"""Clients of in-memory systems, correct and incorrect ones, for every capability."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class LostAnswer(Exception):
 
 
 class Store:
-    """What the clients of one test share; `fault(name, number)` may spoil the number-th call of a method: "lose" takes
-    the answer away, "refuse" refuses it, "drop" answers without doing it; anything else is a method's own."""
+    """What the clients of one test share; `fault(name, number)` may spoil the number-th call of a method: "lose" loses
+    the answer, "refuse" refuses the call, "drop" answers without doing it; other values are specific to a method."""
 
     def __init__(self, fault: Callable[[str, int], str | None] = lambda name, number: None) -> None:
         self.registers: dict[Any, Any] = {}
@@ -49,7 +49,7 @@ class Store:
 
 
 class ToyClient:
-    """Every capability; one step of each call is atomic, and others come in between before and after it."""
+    """Every capability; one step of each call is atomic, and other calls interleave before and after it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -270,7 +270,7 @@ class ToyClient:
 
 
 class AcknowledgingClient(ToyClient):
-    """A queue that shows a value until it was acknowledged."""
+    """A queue that keeps a value until it is acknowledged."""
 
     async def dequeue(self) -> Any:
         store = self.store

@@ -37,7 +37,7 @@ from nemesis.target import (
 
 
 class FakeProcesses:
-    """`immune` hosts feel nothing; `stuck` ones are not started again; `dead` ones end by themselves when started."""
+    """`immune` hosts are not affected; `stuck` ones are not started again; `dead` ones exit as soon as they start."""
 
     def __init__(self) -> None:
         self.down: dict[str, set[str]] = {}
@@ -50,13 +50,13 @@ class FakeProcesses:
         self.ended: set[str] = set()
         self.starts: dict[str, int] = {}
         self.pids: Sequence[int] = (1,)
-        """Of the programs of each host."""
+        """Pids of the programs of each host."""
         self.astray: set[str] = set()
-        """Hosts of which the second process of the replica is not reached by what reaches the first."""
+        """Hosts whose replica has a second process, which is not reached by what reaches the first."""
         self.waiting: dict[str, tuple[str, bool]] = {}
-        """Hosts of which it waits in the kernel: its letter, and whether it meets its signal before it runs on."""
+        """Hosts whose second process waits in the kernel: its letter; whether it meets its signal before it runs on."""
         self.deaf: set[str] = set()
-        """Hosts whose replica ends by SIGKILL alone."""
+        """Hosts whose replica is ended only by SIGKILL."""
 
     async def members(self, host: str) -> Sequence[ProcessMember]:
         letter = {RUNNING: "S", PAUSED: "T", DOWN: "Z"}[self.state(host)]
@@ -108,14 +108,14 @@ class FakeProcesses:
 
 
 class FakeClocks:
-    """Clocks that are what the skews say at the loop's time."""
+    """Clocks that show what the skews imply at the loop's time."""
 
     def __init__(self) -> None:
         self.skews: dict[str, dict[str, tuple[ClockSkew, float]]] = {}
         self.immune: set[str] = set()
         self.wrong_by_ms: dict[str, float] = {}
         self.unreached: set[str | int | None] = set()
-        """Hosts, or the programs of all hosts that have such a pid."""
+        """Hosts, or pids of programs on any host."""
         self.monotonic_unreached: set[str] = set()
         self.unreadable: set[str] = set()
         self.reads: int | None = 3
@@ -173,14 +173,14 @@ class FakeClocks:
 
 
 class FakeDisks:
-    """Disks that do what the faults say; `unreached` replicas would not feel them."""
+    """Disks that do what the faults say; `unreached` replicas would not be affected."""
 
     def __init__(self) -> None:
         self.faults: dict[str, dict[str, DiskFault]] = {}
         self.immune: set[str] = set()
         self.broken: set[str] = set()
         self.unreached: set[str | int | None] = set()
-        """Hosts, or the programs of all hosts that have such a pid."""
+        """Hosts, or pids of programs on any host."""
         self.calls: int | None = 5
         self.calls_that_met: int | None = 5
         self.recorded: int | None = 7
@@ -260,7 +260,7 @@ class FakeDisks:
 
 
 class FakeResources:
-    """Limits that are met once by every look at them; `immune` replicas are not limited, `astray` ones not wholly."""
+    """Limits that are met once more at each reading; `immune` replicas are not limited, `astray` ones only partly."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Mapping[str, ResourceLimit]] = {}
@@ -288,8 +288,8 @@ class FakeResources:
 
 
 class FakeClients:
-    """Clients that fill the send queue of whoever they are connected to; `immune` hosts send what they are asked for
-    to clients that read it all."""
+    """Clients that fill the send queue of the server they are connected to; from `immune` hosts, they read all that
+    they asked for."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Mapping[str, SlowClient]] = {}
@@ -322,8 +322,8 @@ class FakeClients:
 
 
 class FakeNames:
-    """A name service on each host, of which `immune` ones answer right whatever the faults say; programs have asked
-    `asked` questions, and `met` of them were answered as the faults say."""
+    """A name service on each host; `immune` ones answer correctly whatever the faults say. Programs have sent `asked`
+    queries, and `met_by_programs` of them were answered as the faults say."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.right = {host: f"10.0.0.{number}" for number, host in enumerate(hosts, 1)}
@@ -393,7 +393,7 @@ class FakeLinks:
         arrived = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
         damaged = round(arrived * shape.corrupt_percent / 100)
         received = arrived - damaged
-        # What overtakes others goes ahead of every delay.
+        # Packets that overtake others skip every delay.
         overtakes = round(received * shape.reorder_percent / 100)
         queued_ms = 1000 * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0.0
         seconds = 0.01 + (received * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0)
@@ -411,7 +411,7 @@ class FakeLinks:
 
 
 class FaultTarget:
-    """Hosts n1..nN with everything that can be hurt; `lacks` are (interface, ability) pairs that are missing."""
+    """Hosts n1..nN with everything that faults can affect; `lacks` are (interface, ability) pairs that are missing."""
 
     def __init__(self, count: int = 5, leader: str | None = "n2") -> None:
         self.hosts: Sequence[str] = [f"n{number}" for number in range(1, count + 1)]

@@ -1,4 +1,4 @@
-"""Every nemesis proves what it does, and says so when it did nothing; overlapping faults heal by themselves."""
+"""Every nemesis proves what it does, and says so when it did nothing; overlapping faults heal independently."""
 
 from __future__ import annotations
 

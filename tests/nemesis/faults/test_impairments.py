@@ -1,4 +1,4 @@
-"""What a fault keeps a host from, and that proofs of other faults make allowance for it."""
+"""What a fault keeps a host from doing, and that proofs of other faults make allowance for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does: asked for until it is done, proved by what the replicas say, taken back."""
+"""Operator actions: requested until they are done, proved by what the replicas report, undone."""
 
 from __future__ import annotations
 
@@ -209,8 +209,8 @@ def test_what_never_works_is_said(make_operated: Any, plan_fault: Any, run_virtu
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         injection = await plan_fault(MEMBERS, target, "remove@n1")
-        target.operator.refusals = ["the configuration lets this group not change"] * 10_000
-        with pytest.raises(RuntimeError, match="lets this group not change"):
+        target.operator.refusals = ["the configuration does not let this group change"] * 10_000
+        with pytest.raises(RuntimeError, match="does not let this group change"):
             await MEMBERS.inject(target, injection)
 
     run_virtual(scenario())

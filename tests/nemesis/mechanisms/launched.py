@@ -138,7 +138,7 @@ def attempt(work):
 for line in sys.stdin:
     print(json.dumps({name: attempt(work) for name, work in CALLS.get(line.strip(), {}).items()}), flush=True)
 """
-"""Makes calls that few programs make, those that a fault of a name is about, and says in JSON what came of each."""
+"""Makes rare calls, those that the fault named on standard input affects, and prints each one's result in JSON."""
 
 OWN_FILTER = """
 import ctypes
@@ -151,7 +151,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0
 allow = Instruction(6, 0, 0, 0x7FFF0000)
 assert libc.prctl(22, 2, ctypes.byref(Filter(1, ctypes.pointer(allow)))) == 0
 """
-"""A program that begins so has a filter, which lets everything through."""
+"""A program that begins with this has its own seccomp filter, which lets everything through."""
 
 
 class Program:
@@ -208,7 +208,7 @@ class Program:
         wait_until(lambda: self.count().traps_generation >= self.faults.generation)
 
     def keep_account(self) -> None:
-        """Have an account be kept from now on, and wait until it is."""
+        """Start an account, and wait until it is kept."""
         self.faults.keep_account("account")
         self.apply()
         wait_until(lambda: self.count().traps_generation >= self.faults.generation)
@@ -218,7 +218,7 @@ class Program:
         self.apply()
 
     def skew(self, skew: ClockSkew | None) -> None:
-        """Move the clock, and wait until the driver says that it has."""
+        """Move the clock, and wait until the driver reports that it has moved."""
         if skew is None:
             self.faults.remove_skew("fault", monotonic_ns=0)
         else:

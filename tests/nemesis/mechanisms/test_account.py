@@ -1,4 +1,4 @@
-"""The account of unsynced data of a program that is attached to: it begins shortly before a power cut."""
+"""The account of an attached program's unsynced data: it begins shortly before a power cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose calls are reported from their first disk fault on: until then they are as if nobody was there."""
+"""Programs whose calls are reported from their first disk fault on: until then they run as if nothing was attached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk probe where nobody is left to heal what it met."""
+"""The disk probe when nothing is left to heal the fault that it met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reported calls that concern nobody, let go on by a few instructions: which those are, and that no other is."""
+"""Reported calls that no fault concerns, which a few instructions let pass: which these are, and that no others are."""
 
 from __future__ import annotations
 

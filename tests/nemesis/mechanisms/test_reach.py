@@ -1,4 +1,4 @@
-"""By which mechanism a program meets faults: its kind by its file, and what is seen of its processes."""
+"""Which mechanism lets a program meet faults: its kind, from its file, and what its processes show."""
 
 from __future__ import annotations
 

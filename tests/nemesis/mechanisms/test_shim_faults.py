@@ -1,4 +1,4 @@
-"""What is counted of faults of one host that are in force together."""
+"""What is counted for faults that are in force together on one host."""
 
 from __future__ import annotations
 

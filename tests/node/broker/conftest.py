@@ -89,7 +89,7 @@ class FakeStore:
         return entry is not None and entry.term == term
 
     def read_committed(self, first_index: int, last_index: int) -> Sequence[EntryBatch]:
-        """Nothing: the dispatcher asks for each entry by itself."""
+        """Nothing: the dispatcher then asks for each entry on its own."""
         return ()
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -212,7 +212,7 @@ class ManualClock:
 
 
 class PlainFile:
-    """A file of the real file system, without a thread: enough where no test stalls the disk."""
+    """A file of the real file system, without a thread: enough if no test stalls the disk."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -429,7 +429,7 @@ queues = 2
 
 @pytest.fixture
 def new_broker(tmp_path: Any) -> Callable[..., tuple[BrokerController, Any]]:
-    """Makes a broker, and the log that it believes in."""
+    """Makes a broker and the fake log that it uses."""
 
     def make(
         *,

@@ -1,4 +1,4 @@
-"""What a connection does with the answers of processors."""
+"""Takes the answers of processors as a connection does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from node.remoting import Command, DeferredReply, decode, encode
 
 
 class Taker:
-    """Stands where the connection does when deferred replies are sent."""
+    """Stands in for the connection when deferred replies are sent."""
 
     def __init__(self) -> None:
         self.replies: list[Command] = []
@@ -31,7 +31,7 @@ class Taker:
 
 
 async def replies_of(answer: Any) -> list[Command]:
-    """The replies that a processor's answer comes to, within five seconds."""
+    """The replies that a processor's answer leads to, within five seconds."""
     if isinstance(answer, Command):
         return [decode(encode(answer)[4:])]
     if isinstance(answer, DeferredReply):

@@ -1,4 +1,4 @@
-"""What stands before a send: dispatch by code, hooks, the fast port, the hour it begins, the room on the disk."""
+"""What precedes a send: dispatch by code, hooks, the fast port, the time when sends start, the room on the disk."""
 
 from __future__ import annotations
 

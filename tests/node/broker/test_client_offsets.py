@@ -1,4 +1,4 @@
-"""Where a group goes on: code 14 and its rule for groups that never said, code 15 and what it refuses."""
+"""Where a group continues: code 14 and its rule for groups without an offset, code 15 and what it refuses."""
 
 from __future__ import annotations
 

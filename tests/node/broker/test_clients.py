@@ -1,4 +1,4 @@
-"""Consumer groups as clients live in them: heartbeats, lists, changes, locks, offsets, subscription groups."""
+"""Consumer groups as clients use them: heartbeats, lists, changes, locks, offsets, subscription groups."""
 
 from __future__ import annotations
 

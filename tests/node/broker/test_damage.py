@@ -1,4 +1,4 @@
-"""Damaged files of every kind: found, said, mended where that is safe, and never served as if nothing were.
+"""Damaged files of every kind: found, reported, repaired if that is safe, and never served as if they were intact.
 
 Each case damages one file of a store and starts the broker on it. Either it refuses to start and names the file; or it
 starts, and then every message is served as it was sent or refused with an error, and every table is the true one or its

@@ -1,4 +1,4 @@
-"""A store that the node has written, read by a parser of its own: nothing here comes from `node` but the writing.
+"""A store that the node has written, read by an independent parser: only the writing uses `node`.
 
 Log, consume queues and index as section 3 of the protocol's description has them, with every cross-reference checked.
 """

@@ -1,4 +1,4 @@
-"""The figures: histogram, text format, the endpoint, statistics of puts, administration of topics."""
+"""Metrics: histogram, text format, the endpoint, statistics of puts, administration of topics."""
 
 from __future__ import annotations
 

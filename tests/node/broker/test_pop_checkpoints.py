@@ -1,4 +1,4 @@
-"""What POP consumers have in hand: the oldest message of it is the one that looking at everything finds."""
+"""What POP consumers have in hand: the oldest such message is the one that a full scan finds."""
 
 from __future__ import annotations
 

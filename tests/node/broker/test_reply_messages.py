@@ -1,4 +1,4 @@
-"""Requests and their replies beside what the table of request codes says of 324 and 325."""
+"""Requests and their replies, beyond what the table of request codes covers for 324 and 325."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Every request code of a broker, as section 3 of the specification lists them: fields, reply fields, effect, errors.
 
-In a row's `fields` a star marks what a request cannot do without, a hash what is a number. Each row is asked over the
-wire in both serializers: with every field set, with one missing, with a number that is none or takes more than 64 bits,
-and with names that nobody knows. What the broker registers and what stands here must be the same codes.
+In a row's `fields` a star marks required fields, a hash numbers. Each row is requested over the wire in both
+serializers: with every field set, with one missing, with a number that is invalid or takes more than 64 bits, and with
+unknown names. The codes that the broker registers must be those listed here.
 """
 
 from __future__ import annotations

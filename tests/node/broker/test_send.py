@@ -1,4 +1,4 @@
-"""Sending: the codes of every refusal, the reply, queue offsets, the fate after the append."""
+"""Sending: the codes of every refusal, the reply, queue offsets, the outcome after the append."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Three simulated brokers whose log loses its beginning all the time, while members die, are cut off and come back.
 
-A queue that hardly ever gets a message is what tells: once the log has none of it, only snapshots know its numbers.
+The telling case is a queue that rarely gets a message: once the log has none of it, only snapshots know its numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs in the background goes on after an error that nobody foresaw, and says so."""
+"""Background tasks continue after an unforeseen error, and log it."""
 
 from __future__ import annotations
 

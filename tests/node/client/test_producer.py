@@ -1,4 +1,4 @@
-"""Producers against scripted brokers: where messages go, how often, and what is said when it fails."""
+"""Producers against scripted brokers: where messages go, how often, and what is reported if that fails."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class World:
         }
 
     def process(self, name: str) -> Incarnation:
-        """The process on a host; one that does nothing is started where none runs."""
+        """The process on a host; one that does nothing is started if none runs."""
 
         async def idle(process: Incarnation) -> None:
             await process.stop_requested.wait()
@@ -67,8 +67,8 @@ class World:
         return context.run(call)
 
     async def run(self, name: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine as the process on a host and wait for it. With a process that is killed it never ends, not
-        even when it is cancelled; whoever waits with a limit is let go all the same."""
+        """Run a coroutine as the process on a host and wait for it. If the process is killed, the coroutine never ends,
+        not even when cancelled; a caller that waits with a timeout is released nevertheless."""
         task = self.on(name, lambda: asyncio.get_running_loop().create_task(coroutine()))
         ended = self.loop.create_future()
         task.add_done_callback(lambda _: ended.cancelled() or ended.set_result(None))
@@ -80,7 +80,7 @@ class World:
         return task.result()
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 60.0, every_s: float = 0.002) -> None:
-        """Wait until something is so, looking that often; fails when it is not within some virtual seconds."""
+        """Wait until a condition holds, polling every `every_s`; fails after `within_s` virtual seconds."""
         deadline_s = self.loop.time() + within_s
         while not condition():
             assert self.loop.time() < deadline_s, "the condition never held"
@@ -133,8 +133,8 @@ class Bench(World):
         await self.until(lambda: store.durable_index == store.ledger_end_index)
 
     async def killed_before_the_name_is_synced(self, path: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """`write` makes or replaces a file; the sync of its directory fails, and the process is killed: the file is
-        there, and nobody knows for how long."""
+        """`write` makes or replaces a file; the sync of its directory fails, and the process is killed: the file
+        exists, but its name may not be durable."""
         before = self.disk.get(path)
         task = self.on("n1", lambda: asyncio.get_running_loop().create_task(write()))
         await self.until(lambda: self.disk.get(path) is not before, every_s=10e-6)  # a sync takes 200 us
@@ -155,7 +155,7 @@ class Bench(World):
 
 
 class Group(World):
-    """A DLedger group, one member on each host. Errors of a member that ends are in `ended`."""
+    """A DLedger group, one member on each host. Errors of members that could not start are in `ended`."""
 
     def __init__(self, size: int, server: type[DLedgerServer], *, joining: int = 0, **options: Any) -> None:
         super().__init__(tuple(f"n{number}" for number in range(1, size + joining + 1)))
@@ -217,7 +217,7 @@ class Group(World):
             self.members.pop(name, None)
 
     async def cut(self, *sides: str) -> None:
-        """Cut the network into sides, each written like "n1 n2"; who is on no side is alone."""
+        """Cut the network into sides, each written like "n1 n2"; a member on no side is alone."""
         side_of = {name: number for number, side in enumerate(sides) for name in side.split()}
         await self.network.cut(
             "test",
@@ -235,7 +235,7 @@ class Group(World):
         await self.network.heal("test")
 
     def leaders(self) -> list[str]:
-        """Members that believe to lead."""
+        """Members that believe they lead."""
         return [name for name, member in self.members.items() if member.member_state.is_leader]
 
     async def leader(self, *among: str) -> str:
@@ -265,7 +265,7 @@ class Group(World):
         return await self.run(name, lambda: self[name].read_barrier(mode))
 
     async def ask_barrier(self, name: str, mode: Any) -> int:
-        """The same in the form without a task, where there is one."""
+        """The same without a task, if that is possible."""
         future: asyncio.Future[Any] = self.loop.create_future()
         if not self.on(name, lambda: self[name].ask_barrier(mode, future.set_result)):
             return await self.barrier(name, mode)
@@ -281,7 +281,7 @@ class Group(World):
         return [(entry.term, entry.body) for entry in entries if entry is not None]
 
     async def put_log(self, name: str, terms: list[int], *, term: int | None = None) -> None:
-        """Give a member that does not run a log with entries of these terms, and a term of its own that fits."""
+        """Give a stopped member a log with entries of these terms, and a matching current term."""
         member = self.on(name, lambda: self.server(self.configs[name], self.process(name).runtime))
 
         async def fill() -> None:
@@ -318,7 +318,7 @@ class Group(World):
 
 
 class Truth:
-    """What the committed log makes, as whoever applied each entry first has it; `violations` are what contradicts."""
+    """The state after each committed entry, as the first member to apply it has it; `violations` contradict it."""
 
     def __init__(self) -> None:
         self.after: dict[int, str] = {}
@@ -365,7 +365,7 @@ class Tally:
 
 
 def tally_server(truth: Truth, mutate: Callable[[DLedgerServer], None] | None = None) -> type[DLedgerServer]:
-    """Members that keep a Tally each, `tally`, with a mutant if there is one."""
+    """A class of members that each keep a Tally, `tally`, with a mutant if one is given."""
 
     class TallyServer(DLedgerServer):
         def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:

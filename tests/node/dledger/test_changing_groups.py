@@ -1,4 +1,4 @@
-"""Groups that change while their logs lose their beginning, disks refuse, members are killed, robbed of power and cut
+"""Groups that change while their logs lose their beginning, disks refuse, members are killed, lose power and are cut
 off: nothing that was acknowledged is lost, and all know the same group in the end."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The search for the place where two logs part, against logs written out."""
+"""The search for the index at which two logs diverge, against logs written out."""
 
 from __future__ import annotations
 

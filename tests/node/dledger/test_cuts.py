@@ -1,4 +1,4 @@
-"""What was cut off the log is not the log any more, however long the disk takes to hear of it."""
+"""Entries that were cut off are no longer in the log, however long the disk takes to follow."""
 
 from __future__ import annotations
 

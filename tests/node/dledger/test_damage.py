@@ -1,7 +1,7 @@
-"""Damaged files of a member, of every kind: found, said, mended from what is left or by the leader, or refused.
+"""Damaged files of a member, of every kind: found, reported, repaired from what is left or by the leader, or refused.
 
 Each case damages one file of a follower that is down while its group goes on, and starts it again. Either it refuses to
-start, names the file and leaves everything as it is; or it comes back, never tells of an entry what the group does not,
+start, names the file and leaves everything as it is; or it comes back, never serves an entry other than the group's,
 and ends with the leader's log, byte for byte. A member without its term and vote never takes part.
 """
 

@@ -1,4 +1,4 @@
-"""Batches: made, parsed, cut and put together, held against the same done entry by entry."""
+"""Batches: made, parsed, cut and joined, compared with the same done entry by entry."""
 
 from __future__ import annotations
 

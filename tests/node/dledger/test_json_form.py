@@ -1,4 +1,4 @@
-"""DLedger's own form of the messages: what it looks like, and that nothing in it is believed unchecked."""
+"""DLedger's own format of the messages: what it looks like, and that nothing in it is trusted unchecked."""
 
 from __future__ import annotations
 

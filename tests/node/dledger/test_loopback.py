@@ -1,4 +1,4 @@
-"""The same on real sockets, real files and the real clock."""
+"""Groups on real sockets, real files and the real clock."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_a_fixed_group_says_so_over_the_wire(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         await group.leader()
-        with pytest.raises(GroupRefuses, match="lets this group not change"):
+        with pytest.raises(GroupRefuses, match="does not let this group change"):
             await change_members("g", group.peers, "n4", "127.0.0.1:1")
 
     real(scenario)

@@ -1,4 +1,4 @@
-"""Messages between members: what they look like, and that nothing from the wire is believed unchecked."""
+"""Messages between members: what they look like, and that nothing from the wire is trusted unchecked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants under scripted schedules: what random faults meet seldom is brought about step by step here.
+"""Mutants under scripted schedules: what random faults rarely cause is brought about step by step here.
 
 Every script runs twice: with the mutant it must go wrong, without it must not.
 """

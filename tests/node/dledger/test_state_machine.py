@@ -1,4 +1,4 @@
-"""What is made of the log: every committed entry once, in order, and from snapshots where its beginning is gone."""
+"""State machines of the log: every committed entry once, in order, and from snapshots where its beginning is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving the lead to a chosen member, and to preferred ones."""
+"""Transfers of leadership to a chosen member, and to preferred ones."""
 
 from __future__ import annotations
 

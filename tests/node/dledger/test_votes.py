@@ -1,4 +1,4 @@
-"""What a candidate makes of the answers."""
+"""How a candidate evaluates the answers."""
 
 from __future__ import annotations
 

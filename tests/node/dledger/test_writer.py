@@ -1,4 +1,4 @@
-"""How the log gets to the disk: groups, intervals, refusals, and the end of it."""
+"""How the log gets to the disk: groups, intervals, refusals, and stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store as Apache's broker would have written it, made here from the description of its files alone."""
+"""A store as Apache's broker would write it, made here only from the description of its files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pack(
 
 @dataclass
 class ApacheStore:
-    """What a broker knows, message by message. `begin` is where its log begins."""
+    """What a broker stores, message by message. `begin` is where its log begins."""
 
     begin: int = 0
     log: bytearray = field(default_factory=bytearray)
@@ -57,7 +57,7 @@ class ApacheStore:
     clock_ms: int = 1_700_000_000_000
 
     def put(self, topic: str, queue_id: int, body: bytes, text: str = "", **fields: int) -> tuple[int, int]:
-        """Append a message; its number and position."""
+        """Append a message; returns its number and position."""
         number = self.numbers.get((topic, queue_id), 0)
         self.clock_ms += 7
         size_bytes = len(pack(topic=topic, queue_id=queue_id, number=number, position=0, body=body, text=text))
@@ -72,31 +72,31 @@ class ApacheStore:
         return number, position
 
     def delay(self, level: int, body: bytes) -> None:
-        """A message that waits."""
+        """Append a delayed message."""
         self.put(SCHEDULE, level - 1, body, f"DELAY\x01{level}\x02REAL_TOPIC\x01t\x02REAL_QID\x010\x02")
 
     def deliver(self, level: int) -> None:
-        """The next of a level goes where it belongs; the table alone says so."""
+        """Deliver the next message of a level; only the table records that."""
         following = self.delivered.get(level, 0)
         if following < self.numbers.get((SCHEDULE, level - 1), 0):
             self.put("t", 0, b"delivered", "REAL_TOPIC\x01t\x02")
             self.delivered[level] = following + 1
 
     def half(self, topic: str, body: bytes) -> None:
-        """A transaction begins."""
+        """Begin a transaction."""
         text = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x010\x02"
         number, position = self.put(HALF, 0, body, text)
         self.open[position] = (number, topic)
 
     def end(self, position: int, *, commit: bool) -> None:
-        """It ends: a copy where it is committed, and an op message with the half message's number."""
+        """End a transaction: a copy if it is committed, and an op message with the half message's number."""
         number, topic = self.open.pop(position)
         if commit:
             self.put(topic, 0, b"committed", "PGROUP\x01p\x02", sys_flag=8, prepared=position)
         self.put(OP, 0, str(number).encode(), "TAGS\x01d\x02")
 
     def ask(self) -> None:
-        """Ask about the oldest half message: it goes to the end of its queue under a new number, and is passed."""
+        """Check the oldest half message: it is put again under a new number, and the offset passes the old one."""
         if self.open:
             position, (number, topic) = min(self.open.items())
             del self.open[position]
@@ -104,7 +104,7 @@ class ApacheStore:
             self.at_half = number + 1
 
     def write(self, root: Path, *, killed: bool = False, ahead: bool = False) -> None:
-        """Everything to files; with `ahead` one more of the log that was made before it is needed."""
+        """Write all files; with `ahead`, one more file of the log, created before it is needed."""
         (root / "commitlog").mkdir(parents=True)
         (root / "config").mkdir()
         for at in range(0, len(self.log), SEGMENT_BYTES):
@@ -142,7 +142,7 @@ def topic_json(name: str) -> dict[str, Any]:
 
 
 def fastjson(value: Any) -> str:
-    """As fastjson writes it: keys that are integers stand without quotes."""
+    """As fastjson writes it: integer keys have no quotes."""
     if isinstance(value, Mapping):
         names = (key if isinstance(key, int) else json.dumps(key) for key in value)
         members = (f"{name}:{fastjson(each)}" for name, each in zip(names, value.values(), strict=True))

@@ -1,4 +1,4 @@
-"""import-store and export-store: what comes through, what is refused, and what a command leaves that did not end."""
+"""import-store and export-store: what is preserved, what is refused, and what an interrupted command leaves."""
 
 from __future__ import annotations
 

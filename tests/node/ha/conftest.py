@@ -1,4 +1,4 @@
-"""Brokers in classic HA on simulated hosts, with a name server, a client, and a stranger with a bare socket."""
+"""Brokers in classic HA on simulated hosts, with a name server, a client, and peers with bare sockets."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ class HaGroup:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Clients do not know yet that their connections lead nowhere; a test is not about that."""
+        """Drop the client as well: its connections lead nowhere, and no test is about how it notices that."""
         self.brokers.pop(name, None)
         self._client = None
 
     async def cut(self, *names: str) -> None:
-        """Cut hosts off from all the others, one by one."""
+        """Cut each of these hosts off from all the others."""
         others = set(self.hosts) - {"clients"}
         await self.network.cut(
             "test",
@@ -146,7 +146,7 @@ class HaGroup:
     async def heal(self) -> None:
         await self.network.heal("test")
 
-    # As somebody on a host
+    # Acting from a host
 
     def _process(self, name: str) -> Incarnation:
         host = self.hosts[name]
@@ -205,7 +205,7 @@ class HaGroup:
         return dict(json.loads((await self.ask(name, 28)).body)["table"])
 
     async def whole_route(self) -> dict[str, Any]:
-        """The topic's route, as the name server has it; empty where it has none."""
+        """The topic's route, as the name server has it; empty if it has none."""
         reply = await self.run(
             "clients",
             lambda: RemotingClient().invoke(
@@ -226,21 +226,21 @@ class HaGroup:
         return Stranger(self, at, reader, writer)
 
     async def play_master(self, name: str = "n1") -> PlayedMaster:
-        """A master that a test plays by hand, where slaves look for one."""
+        """A master that a test plays by hand, at the address where slaves look for one."""
         played = PlayedMaster(self, name)
         address = self.hosts[name].address
         await self.run(name, lambda: asyncio.start_server(played.accepted, address, HA_PORT))
         return played
 
     async def remove_files(self, name: str, *words: str) -> None:
-        """Remove files of a broker that does not run whose path has one of these words."""
+        """Remove those files of a stopped broker whose path contains one of these words."""
         process = self._process(name)
         for path in self.hosts[name].disk.paths():
             if any(word in path for word in words):
                 await self.run(name, lambda path=path: process.runtime.disk.remove(path))  # type: ignore[misc]
         self.hosts[name].kill()
 
-    # What is so
+    # Conditions
 
     async def master(self, *among: str) -> str:
         """Wait for a broker (among some) that takes messages; its name."""
@@ -252,7 +252,7 @@ class HaGroup:
         return masters()[0]
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 120.0, every_s: float = 0.002) -> None:
-        """Wait until something is so, looking that often; fails when it is not within some virtual seconds."""
+        """Wait until a condition holds, polling every `every_s`; fails after `within_s` virtual seconds."""
         deadline_s = self.loop.time() + within_s
         while not condition():
             assert self.loop.time() < deadline_s, "the condition never held"
@@ -284,7 +284,7 @@ class HaGroup:
 
 
 class Stranger:
-    """Somebody who speaks, or misspeaks, the protocol of slaves."""
+    """A peer that speaks the protocol of slaves, correctly or not."""
 
     def __init__(self, group: HaGroup, at: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._group, self._at, self._reader, self._writer = group, at, reader, writer
@@ -318,7 +318,7 @@ class Stranger:
 
 
 class PlayedMaster:
-    """The newest connection of a slave, as bytes with the times of their arrival."""
+    """A slave's newest connection, and its reports with their times of arrival."""
 
     def __init__(self, group: HaGroup, name: str) -> None:
         self._group, self._name = group, name

@@ -1,6 +1,6 @@
-"""Logs that do not fit together: a slave says so, and refuses or heals, whatever the way in which they parted.
+"""Logs that do not fit together: a slave reports it, and refuses or heals, however they diverged.
 
-rocketmq#3388 (a slave outside the master's log silently gets nothing) and the like."""
+rocketmq#3388 (a slave outside the master's log silently gets nothing) and similar cases."""
 
 from __future__ import annotations
 

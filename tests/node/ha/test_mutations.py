@@ -1,4 +1,4 @@
-"""Each safety mechanism of classic HA has a test that fails without it: here they are taken away, one by one."""
+"""Each safety mechanism of classic HA has a test that fails without it: here they are switched off, one by one."""
 
 from __future__ import annotations
 

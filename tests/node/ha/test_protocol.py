@@ -1,4 +1,4 @@
-"""The protocol on the wire, from either end: what is said when, and what becomes of a peer that misspeaks it.
+"""The protocol on the wire, from either side: what is sent when, and what happens to a peer that violates it.
 
 Times are those of the simulation, so they can be asserted."""
 

@@ -1,5 +1,5 @@
-"""Consumers and slaves: reading goes on while the master is away, what was consumed is not forgotten, and who is far
-behind is sent to a slave."""
+"""Consumers and slaves: reading goes on while the master is away, what was consumed is not forgotten, and consumers
+far behind are sent to a slave."""
 
 from __future__ import annotations
 

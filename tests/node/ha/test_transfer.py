@@ -1,4 +1,4 @@
-"""Which answer a sender gets, and what a slave's word is worth: GroupTransferService, isSlaveOK, the put statuses."""
+"""Which answer a sender gets, and what a slave's report is worth: GroupTransferService, isSlaveOK, the put statuses."""
 
 from __future__ import annotations
 

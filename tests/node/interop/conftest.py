@@ -1,4 +1,4 @@
-"""Clients that others wrote, fetched where the machine can fetch them."""
+"""Third-party clients, downloaded if the machine can download them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks._compatibility_guests import ALI_ONS_VERSION, build_go_peer
 from harness.errors import OperatorError
 
 PEER_TIMEOUT_S = 500
-"""For a peer, its compiler included, that takes half a minute on an idle machine."""
+"""Timeout of a peer, which takes half a minute on an idle machine, its compiler included."""
 
 
 @pytest.fixture(scope="session")
 def run_peer() -> Callable[..., Awaitable[list[dict[str, Any]]]]:
-    """Run a peer to its end, which must be a good one; what it said, an object a line. It gets no environment but `env`
-    where that is given."""
+    """Run a peer, which must exit with status 0; returns the objects that it printed, one a line. If `env` is given, it
+    is the peer's whole environment."""
 
     async def run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
         pipe = asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""RocketMQ's tools and clients on Apache's broker and on ours: every difference has a reason, and the page tells it."""
+"""RocketMQ's tools and clients on Apache's broker and on ours: every difference has a reason, and the page gives it."""
 
 from __future__ import annotations
 

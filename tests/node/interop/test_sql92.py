@@ -1,5 +1,5 @@
-"""SQL92 filters beside RocketMQ's own filter module: what it reads whole is read here, with the same answer; what it
-reads in part is refused. The differences that are wanted stand in a table, here and in docs/node.md."""
+"""SQL92 filters compared with RocketMQ's own filter module: what it parses completely gives the same answer here; what
+it parses only in part is refused. Intended differences are listed in a table, here and in docs/node.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every request code of a name server, as section 3 of the specification lists them: fields, replies, effect, errors.
 
-In a row's `fields` a star marks what a request cannot do without, a hash what is a number. Each row is asked over the
-wire in both serializers. What the name server registers and what stands here must be the same codes.
+In a row's `fields` a star marks required fields, a hash numbers. Each row is requested over the wire in both
+serializers. The codes that the name server registers must be those listed here.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class RawPeer:
         return (await self.replies(1))[0]
 
     async def closed_by_server(self) -> bytes:
-        """Wait for the end of the stream; what came before it."""
+        """Wait for the end of the stream; returns what came before it."""
         received = b""
         try:
             while data := await asyncio.wait_for(self.reader.read(65536), DEADLINE_S):
@@ -81,7 +81,7 @@ class Stage:
         return await self.client.invoke(self.address, command, timeout_ms=timeout_ms)
 
     async def still_serves(self) -> None:
-        """A newcomer is answered."""
+        """A new connection is answered."""
         peer = await self.raw()
         assert (await peer.ask(Command.request(1, body=b"hello"))).body == b"hello"
         peer.writer.close()

@@ -1,4 +1,4 @@
-"""Headers read by their template: what is read so is what the decoder reads, whatever comes."""
+"""Headers read by their template: the result is that of the decoder, for any input."""
 
 from __future__ import annotations
 

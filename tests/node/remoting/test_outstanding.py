@@ -1,4 +1,4 @@
-"""Open requests: each is told its outcome once, at its deadline or before, whatever order the deadlines come in."""
+"""Open requests: each gets its outcome once, at its deadline or before, whatever order the deadlines come in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures against values worked out with another tool from the definition."""
+"""Signatures against values computed with another tool from the definition."""
 
 from __future__ import annotations
 

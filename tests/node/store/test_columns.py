@@ -1,4 +1,4 @@
-"""Tables made column by column, held against `struct`, row by row."""
+"""Tables made column by column, compared with `struct`, row by row."""
 
 from __future__ import annotations
 

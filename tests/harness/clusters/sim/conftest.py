@@ -36,7 +36,7 @@ class World:
         return self.hosts[name].start(program)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 1000.0) -> None:
-        """Wait until something is so; fails when it is not within some virtual seconds."""
+        """Wait until a condition holds; fails after `within_s` virtual seconds."""
         deadline_s = self.loop.time() + within_s
         while not condition():
             assert self.loop.time() < deadline_s, "the condition never held"
@@ -67,8 +67,8 @@ KINDS = [f"{implementation} {version}" for implementation in ("cpython", "pypy")
 
 @pytest.fixture(params=KINDS)
 def other_python(request: pytest.FixtureRequest) -> str:
-    """An interpreter of a supported version, PyPy's too, other than this one; the test is skipped where there is none.
-    They are looked for when a test asks: every process that collects tests would have to start all of them."""
+    """An interpreter of a supported version, PyPy's too, other than this one; the test is skipped if there is none.
+    They are only searched for on demand: else every process that collects tests would have to start all of them."""
     if request.param not in (found := other_pythons()):
         pytest.skip(f"{request.param} runs these tests, or is neither on the PATH nor in a pyenv that is")
     return found[request.param]
@@ -76,8 +76,8 @@ def other_python(request: pytest.FixtureRequest) -> str:
 
 @functools.cache
 def other_pythons() -> dict[str, str]:
-    """By kind: those on the PATH, else those of pyenv, whose shims on the PATH start only the versions that are chosen
-    at the moment."""
+    """Interpreters by kind: those on the PATH, else those of pyenv, whose shims on the PATH start only the versions
+    selected at the moment."""
     root = Path(_output("pyenv", "root").strip() or "nowhere", "versions")
     versions = _output("pyenv", "versions", "--bare", "--skip-aliases").split()
     installed = [str(path) for version in versions if (path := root / version / "bin" / "python").exists()]
@@ -94,7 +94,7 @@ def _kind(python: str) -> str:
 
 
 def _output(*argv: str) -> str:
-    """What a program prints; nothing when it fails or is not there."""
+    """What a program prints; "" if it fails or does not exist."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""A run that is over is gone, whatever the interpreter's collector is like."""
+"""A run that is over leaves no objects behind, whatever the interpreter's garbage collector."""
 
 from __future__ import annotations
 

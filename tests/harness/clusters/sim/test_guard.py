@@ -1,4 +1,4 @@
-"""The guard: simulated code that reaches for the real world is found out."""
+"""The guard: simulated code that reaches for the real world is detected."""
 
 from __future__ import annotations
 

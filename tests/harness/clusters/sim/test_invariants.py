@@ -1,4 +1,4 @@
-"""The invariants: each is broken by what it names, and by nothing that a right group of replicas does."""
+"""The invariants: each is violated by what it names, and by nothing that a correct group of replicas does."""
 
 from __future__ import annotations
 

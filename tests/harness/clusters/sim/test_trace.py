@@ -1,4 +1,4 @@
-"""The trace of the network: what is written, when it counts from, where it ends, and what messages are called."""
+"""The trace of the network: what is written, where its time starts, where it ends, and how messages are named."""
 
 from __future__ import annotations
 

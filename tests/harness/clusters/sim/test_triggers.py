@@ -1,4 +1,4 @@
-"""Triggers: every kind comes, and whoever waits for one gets it, also when it came a little before."""
+"""Triggers: every kind fires, and a waiter gets it even if it fired shortly before."""
 
 from __future__ import annotations
 

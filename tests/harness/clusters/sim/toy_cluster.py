@@ -1,6 +1,6 @@
 """A toy cluster whose run is hashed: run by test_determinism in several processes. Prints one hash.
 
-Arguments: the seed, how many objects to make before, "sets" or "lists"."""
+Arguments: the seed, how many objects to allocate first, "sets" or "lists"."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ async def main(*, sets: bool) -> str:
 
 
 def run(seed: int, *, sets: bool = True, **options: Any) -> str:
-    """The hash of one run, its end and how many lines were logged. `sets`: whether the hosts' programs go through sets
-    of tasks, whose order is the same in every process, but another on PyPy."""
+    """The hash of one run, its end and how many lines were logged. `sets`: whether the hosts' programs iterate over
+    sets of tasks, whose order is the same in every process, but another on PyPy."""
     return run_simulated(main(sets=sets), seed=seed, **options)
 
 
