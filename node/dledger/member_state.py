@@ -35,7 +35,7 @@ class MemberState:
         self._config = config
         self._disk = runtime.disk
         self.members = Membership(config.self_id, config.peers, joins=config.joins)
-        """Who belongs to the group, as the log says."""
+        """The members of the group according to the log."""
         self._path = f"{config.ledger_dir}/member_state"
         self._lock = asyncio.Lock()
         self._role = Role.CANDIDATE

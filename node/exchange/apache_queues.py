@@ -1,4 +1,4 @@
-"""The ends of Apache's consume queues, which its log no longer tells for queues whose last message has expired.
+"""The ends of Apache's consume queues, which its log no longer shows for queues whose last message has expired.
 
 A queue is a sequence of 20-byte units, as ours is, in files of the same size that are filled up with zeros (R:
 ConsumeQueue). The units are rebuilt from the log; only the number of the next message is read from here, and written

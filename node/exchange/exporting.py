@@ -4,7 +4,7 @@ The log is copied as it is. New records after its last one tell Apache which tra
 message from its own consumer offset on, Apache checks whether an op message names it, whereas a transaction of ours may
 have ended by its committed copy alone. There is one for each ended transaction after the oldest open one, with the
 number of the half message as its body (R: TransactionalMessageServiceImpl); the consumer offset is that of the oldest
-open one. How far delayed messages are delivered, which our log tells, is written to a table.
+open one. How far delayed messages are delivered, which our log records, is written to a table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Durable(NamedTuple):
 
 
 class _Derived(NamedTuple):
-    """From the dispatch checkpoint and the table of queue ends: what the log may no longer tell."""
+    """From the dispatch checkpoint and the table of queue ends: what the log may no longer show."""
 
     ends: dict[Queue, int]
     delivered: list[int]

@@ -26,7 +26,7 @@ class ExchangeError(Exception):
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """A directory to write to, which becomes `target` at the end of the block, durably; after an exception there is
-    neither. Raises ExchangeError if the target is not empty, or a killed command has left its directory; OSError."""
+    neither. Raises ExchangeError if the target is not empty, or another command works or was killed there; OSError."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExchangeError(f"{target} exists and is not empty; nothing is overwritten, name another directory")
     directory = target.with_name(target.name + PARTIAL_SUFFIX)

@@ -1,4 +1,4 @@
-"""What limits the memory of a check without its own limit: control groups, the address space, and what is left in them."""
+"""What limits the memory of a check without its own limit: control groups, the address space, what is left there."""
 
 from __future__ import annotations
 
