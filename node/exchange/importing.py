@@ -67,7 +67,7 @@ def import_store(config: BrokerConfig, source: Path) -> list[str]:
 
 
 class _ApacheTransactions:
-    """Which transactions are open to Apache, and which of the others this broker would take for open."""
+    """Which transactions are open in Apache's view, and which of the others this broker would take for open."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -92,7 +92,7 @@ class _ApacheTransactions:
             self._unended.pop(summary.prepared_transaction_offset, None)
 
     def settle(self) -> tuple[int, array[int]]:
-        """How many are open, and the positions of half messages that have ended to Apache alone."""
+        """How many are open, and the positions of half messages that have ended only in Apache's view."""
         ended = array("q")
         for position, number in self._unended.items():
             if number < self._first or number in self._removed:

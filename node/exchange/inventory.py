@@ -30,7 +30,7 @@ KINDS = (
     "plain", "for another try", "dead letters", "delayed", "delivered after a delay", "halves of transactions",
     "committed", "ends of transactions",
 )  # fmt: skip
-"""Every message in a queue is of one kind."""
+"""The kinds of messages in queues; each message is of one."""
 
 
 class Inventory:

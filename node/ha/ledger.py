@@ -146,8 +146,8 @@ class HaLedger(ClassicLedger):
         return placed
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """On a SYNC_MASTER not if the first messages are near enough to a slave and the others are not, or if too many
-        wait already."""
+        """False on a SYNC_MASTER if the first messages are near enough to a slave and the others are not, or if too
+        many wait already."""
         service = self.service
         if service is None or not self.ha.is_sync:
             return True

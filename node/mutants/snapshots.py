@@ -20,7 +20,7 @@ __all__ = ["install_goes_back", "log_removed_before_snapshot", "snapshot_term_ig
 
 
 def snapshot_unverified(ledger: DLedgerServer) -> None:
-    """A snapshot's bytes are not verified, neither from the disk nor from the network."""
+    """A snapshot's bytes are verified neither from the disk nor from the network."""
 
     def parse(self: SnapshotFiles, data: bytes) -> Snapshot:
         end = data.find(b"\n", data.find(b"\n") + 1) + 1
