@@ -136,13 +136,13 @@ class HaLedger(ClassicLedger):
             raise DLedgerError(
                 DLedgerCode.LEADER_PENDING_FULL, f"{self.transfers.waiting_count} messages wait for a slave"
             )
-        both = _Both(on_done)
-        placed = super().append_batch(sizes, encode, both.here)
+        combined = _CombinedOutcome(on_done)
+        placed = super().append_batch(sizes, encode, combined.here)
         end = self.log.end_position
         if service.is_slave_ok(end):
-            self.transfers.tell(end, both.there, len(sizes))
+            self.transfers.tell(end, combined.there, len(sizes))
         else:
-            both.there(None)
+            combined.there(None)
         return placed
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
@@ -186,7 +186,7 @@ class HaLedger(ClassicLedger):
         }
 
 
-class _Both:
+class _CombinedOutcome:
     """The outcome of a message that is to be here and on a slave. A slave's failure takes precedence over the disk's
     delay, as in RocketMQ; an unknown outcome takes precedence over both."""
 
