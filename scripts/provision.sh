@@ -59,7 +59,7 @@ if [ -n "$missing" ]; then
 fi
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "$(python3 --version) is too old, 3.11 or newer is needed: name another by python = in the inventory"
+    fail "$(python3 --version) is too old, 3.11 or newer is needed: set another with python = in the inventory"
 python3 -c 'import http.client, ctypes, asyncio' ||
     fail "python3 lacks part of its standard library (python3-minimal?): apt-get install python3"
 

@@ -90,7 +90,7 @@ async def get_file(link: AgentLink, path: str) -> bytes:
         if len(piece) < _PIECE_BYTES:
             return bytes(content)
         if len(content) > MAX_FILE_BYTES:
-            raise ShellError(link.host, ["read", path], 1, f"it has more than {MAX_FILE_BYTES} bytes")
+            raise ShellError(link.host, ["read", path], 1, f"the file is larger than {MAX_FILE_BYTES} bytes")
 
 
 async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
@@ -112,7 +112,7 @@ async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
                 file.write(piece)
         await begin_in_thread(_unpack, archive_path, local_path)
     except (tarfile.TarError, EOFError) as error:
-        raise ShellError(link.host, ["pack", path], 1, f"what came is no archive: {error}") from None
+        raise ShellError(link.host, ["pack", path], 1, f"the data received is not a valid archive: {error}") from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(archive_path)

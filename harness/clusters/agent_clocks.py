@@ -145,7 +145,7 @@ async def _require_clocks_of_their_own(links: Mapping[str, AgentLink]) -> None:
         other = seen.setdefault(boot_id, host)
         if other != host:
             raise ClusterUnavailable(
-                f'{host} has no clock of its own, but that of {other}: set clock = "shim" for it in the inventory'
+                f'{host} shares its clock with {other}: set clock = "shim" for it in the inventory'
             )
 
 

@@ -193,7 +193,7 @@ class AgentCluster(ABC):
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return cls.file_systems_missing
         if interface == "resources":
-            return f"what programs use is not limited on {cls.name}: use --cluster netns as root"
+            return f"cluster {cls.name} cannot limit the resources of programs: use --cluster netns as root"
         if interface == "names":
             return cls.names_missing
         return agent_shim_missing() if interface in ("clocks", "disks") else None
@@ -207,16 +207,16 @@ class AgentCluster(ABC):
     def mechanism_of(cls, interface: str, ability: str) -> str:
         """The mechanism behind an ability here, in a few words."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
-            return "a file system of the host's own"
+            return "a file system per host"
         names = {
             "network": "nftables on every host",
             "processes": "signals to all programs of a host",
             "links": cls.link_mechanism(),
-            "disks": "the program's own calls",
-            "clocks": "the program's own calls",
-            "clients": "connections of the harness's own",
-            "names": "a name service of each host's own",
-            "resources": "prlimit on every process" if ability == "descriptors" else "a control group of a host",
+            "disks": "interception of the program's calls",
+            "clocks": "interception of the program's calls",
+            "clients": "the harness's own connections",
+            "names": "a name service per host",
+            "resources": "prlimit on every process" if ability == "descriptors" else "a control group per host",
         }
         return names[interface]
 
@@ -316,7 +316,7 @@ class AgentCluster(ABC):
         try:
             await self.stop()
         except Exception as error:
-            logger.warning("after a start that failed: %s", error)
+            logger.warning("cleaning up after a failed start: %s", error)
 
     async def _prepare_network(self) -> None:
         addresses = {machine: self._address(machine) for machine in self._machines}
@@ -328,7 +328,7 @@ class AgentCluster(ABC):
         try:
             await network.open()
         except ShellError as error:
-            raise ClusterUnavailable(f"{self.name}: no nftables rules can be made: {error}") from None
+            raise ClusterUnavailable(f"{self.name}: cannot create nftables rules: {error}") from None
         self._network = network
 
     async def _undo_at_clean(self, key: str, argv: Sequence[str], stdin: str) -> None:
@@ -494,14 +494,14 @@ class AgentCluster(ABC):
             try:
                 found = await link.request("end_strays")
             except ShellError as error:  # an agent that does not answer is reported elsewhere
-                logger.info("processes that were left behind on %s: %s", machine, error)
+                logger.info("cannot look for leftover processes on %s: %s", machine, error)
                 return []
             for pid, command in found["ended"]:
-                logger.warning("%s: process %d (%s) was left behind and is ended", machine, pid, command)
+                logger.warning("%s: killed leftover process %d (%s)", machine, pid, command)
             for pid, _ in found["left"]:
                 self._note_left(machine, pid)
             return [
-                HarnessError(f"{machine}: process {pid} ({command}) was left behind and does not end")
+                HarnessError(f"{machine}: leftover process {pid} ({command}) cannot be killed")
                 for pid, command in found["left"]
             ]
 
@@ -510,7 +510,7 @@ class AgentCluster(ABC):
 
     def _note_left(self, machine: str, pid: int) -> None:
         """Record a process that does not end, for a later cleanup."""
-        logger.warning("%s: process %d was left behind and does not end", machine, pid)
+        logger.warning("%s: leftover process %d cannot be killed", machine, pid)
 
     async def run(
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -540,7 +540,7 @@ class AgentCluster(ABC):
         have to prepare for each port.
         """
         if port not in self._ports:
-            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
+            raise ValueError(f"port {port} is not one of this cluster's ports: {sorted(self._ports)}")
         return f"{self._address(destination)}:{port}"
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:

@@ -112,13 +112,14 @@ def why_no_file_systems() -> str | None:
     with scratch_directory("trial") as directory:
         command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, "trial", directory]
         try:
-            run_trial("a loop device", ["--mount", "--propagation", "private"], command)
+            run_trial("loop devices", ["--mount", "--propagation", "private"], command)
             return None
         except TrialUnfinished as error:
             return str(error)
         except TrialFailed as error:
             said = str(error).replace(f"{directory}/", "").rstrip(".")
-    return f"a file system per host needs loop devices ({said}): run as root of the machine, with /dev/loop-control"
+    fix = "run as root outside any user namespace, with access to /dev/loop-control"
+    return f"a file system per host needs loop devices ({said}): {fix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +184,12 @@ class AgentFileSystems:
         status, _, errors = await link.run(make, timeout_s=_MAKE_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            fix = "it takes loop devices and the packages e2fsprogs and mount"
+            fix = "it needs loop devices and the packages e2fsprogs and mount"
             if os.strerror(errno.ENOSPC) in said:
                 fix = f"free some space for {self._places[host].image}"
             raise ClusterUnavailable(
-                f"{host} cannot have a file system of its own ({said}): {fix}; without, name the nemeses and leave "
-                "freeze, fill, shutdown and crash out"
+                f"{host} cannot have a file system of its own ({said}): {fix}; to run without one, list "
+                "the nemeses with --nemesis and leave out freeze, fill, shutdown and crash"
             )
 
     async def perform(self, host: str, operation: str, *arguments: str) -> None:

@@ -90,7 +90,7 @@ class AgentLink:
         self._stream: ByteStream | None = None
         self._connector: asyncio.Task[None] | None = None
         self._send_lock = asyncio.Lock()
-        self._trouble = "no connection was made yet"
+        self._trouble = "not connected yet"
         self._gone = False
         self._session = ""
         self._connection_count = 0
@@ -137,7 +137,8 @@ class AgentLink:
         if self._gone:
             raise AgentGone(self.host, [op], _UNREACHABLE, "the agent on this host has ended")
         if self._connector is None or len(self._pending) >= MAX_PENDING:
-            raise ShellError(self.host, [op], _UNREACHABLE, "the link to this host is not open, or is flooded")
+            why = "the link to the agent on this host is not open, or has too many pending requests"
+            raise ShellError(self.host, [op], _UNREACHABLE, why)
         ident = f"{self._session}-{next(self._numbers)}"
         message = {"id": ident, "op": op, "arguments": dict(arguments or {})}
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -214,7 +215,7 @@ class AgentLink:
                 await self._until_silent(ended)
             finally:
                 self._stream = None
-                self._trouble = "the connection broke"
+                self._trouble = "the connection was lost"
                 await asyncio.shield(begin_in_thread(stream.close))
         self._fail_pending("the agent on this host has ended")
 
@@ -273,7 +274,7 @@ class AgentLink:
         try:
             message = json.loads(line)
         except ValueError:
-            logger.warning("%s: the agent sent no JSON: %.200r", self.host, line)
+            logger.warning("%s: the agent sent a line that is not JSON: %.200r", self.host, line)
             return
         if message.get("event") == "gone":
             self._take_gone()

@@ -112,7 +112,7 @@ class AgentLinks(ShapedLinks):
             try:
                 devices[host] = await devices_to_peers(shell, host, peers)
             except ShellError as error:
-                raise ClusterUnavailable(f"{host} does not say how it reaches the other hosts: {error}") from None
+                raise ClusterUnavailable(f"cannot find out how {host} reaches the other hosts: {error}") from None
 
         await all_of([learn(host) for host in links])
         netems = {host: Netem(shell, host, devices[host]) for host in links}
@@ -317,8 +317,8 @@ class AgentRelays:
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[0]
             raise ClusterUnavailable(
-                f"{host} cannot hold packets back for link faults ({argv[0]}: {said}): it takes a kernel with netem, "
-                "or with veth and nf_tables' netdev egress hook (5.16 or newer); without, leave the nemesis link out"
+                f"{host} cannot hold packets back for link faults ({argv[0]}: {said}): it needs a kernel with netem, "
+                "or with veth and nf_tables' netdev egress hook (5.16 or newer); otherwise, leave out the link nemesis"
             )
 
     async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:

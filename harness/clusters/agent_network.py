@@ -51,9 +51,9 @@ class _Nonce:
 
 
 def _uncut(source: str, addresses: Collection[str]) -> str:
-    has_got = f"{source} has got {', '.join(sorted(addresses)[:_MAX_NAMED])} since the run began"
-    fix = "run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
-    return f"{has_got}, by which nothing is cut: {fix}"
+    gained = f"{source} has gained addresses since the run began ({', '.join(sorted(addresses)[:_MAX_NAMED])})"
+    fix = "run the test again, and keep addresses stable (net.ipv6.conf.all.use_tempaddr=0)"
+    return f"{gained}, which no cut covers: {fix}"
 
 
 class AgentNetwork:
@@ -171,7 +171,7 @@ class AgentNetwork:
         await asyncio.gather(*(self._links[host].request("hello", timeout_s=_REQUEST_TIMEOUT_S) for host in silent))
         for host in sorted(silent):
             if self._links[host].connection_count != connections[host]:
-                raise ShellError(host, ["probe"], 1, "the connection to its agent broke during the probe")
+                raise ShellError(host, ["probe"], 1, "the connection to its agent was lost during the probe")
 
 
 async def _all_arrived(nonces: Collection[_Nonce], timeout_s: float) -> bool:

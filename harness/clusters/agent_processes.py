@@ -95,7 +95,7 @@ class AgentProcess:
             await asyncio.wait_for(self.wait(), _KILL_TIMEOUT_S)
         except TimeoutError:
             raise ShellError(
-                self.host, ["kill", str(self.host_pid)], -1, f"{self.name} has not ended {_KILL_TIMEOUT_S:g} s later"
+                self.host, ["kill", str(self.host_pid)], -1, f"{self.name} is still running {_KILL_TIMEOUT_S:g} s later"
             ) from None
 
     async def pause(self) -> None:

@@ -151,8 +151,8 @@ class AgentShim:
         place, link = self._controls.places[host], self._links[host]
         if not can_be_preloaded(place.library_path):
             raise ClusterUnavailable(
-                f"{host}: LD_PRELOAD cannot name {place.library_path}, for the blank, colon or $ in it: "
-                "give the host another `directory` in the inventory"
+                f"{host}: LD_PRELOAD cannot load {place.library_path}, because its path contains a space, colon "
+                "or $: set another `directory` for the host in the inventory"
             )
         library = await begin_in_thread(build_shim)
         await put_file(link, place.library_path, library)
@@ -191,7 +191,7 @@ class AgentShim:
         compiler = found.strip()
         if not compiler:
             raise ClusterUnavailable(
-                f"{host}: {problem}; with a compiler there it is built there: apt-get install gcc libc6-dev on {host}"
+                f"{host}: {problem}; to build the shim on the host instead: apt-get install gcc libc6-dev on {host}"
             )
         sources = os.path.join(os.path.dirname(library_path), "shim")
         for name, content in shim_sources().items():
@@ -201,7 +201,7 @@ class AgentShim:
         if status != 0:
             said = next((line for line in errors.splitlines() if "error" in line), errors.strip()[:200])
             raise ClusterUnavailable(
-                f"{host}: {compiler} there cannot build the clock and disk shim (apt-get install libc6-dev): {said}"
+                f"{host}: {compiler} cannot build the clock and disk shim there (apt-get install libc6-dev): {said}"
             )
         problem_there = await self._trial_problem(host)
         if problem_there is not None:
@@ -256,7 +256,7 @@ class AgentShim:
         why_no_traps, why_no_clock = tried.why_no_traps, tried.why_no_clock
         problems = {problem for problem in (why_no_traps, why_no_clock) if problem is not None}
         if problems and self._mechanism == SECCOMP:
-            raise OperatorError(f"--mechanism seccomp cannot be had on {host}: {'; '.join(sorted(problems))}")
+            raise OperatorError(f"--mechanism seccomp is not available on {host}: {'; '.join(sorted(problems))}")
         needed = bool(self._controls.traps) + self._needs_clock
         if not needed or (why_no_traps is not None) + (why_no_clock is not None) < needed:
             return SECCOMP, why_no_traps, why_no_clock
@@ -315,12 +315,13 @@ class AgentShim:
         if self._controls.traps:
             _, errors, counts = await attempt(attach_trial(), traps=("sync",), attaches=True)
             if counts.syncs != 1 or counts.traps_reached != ATTACH_TRIAL_PROCESSES:
-                why_not_attached = errors or f"no filter for a running program: {os.strerror(counts.traps_error)}"
+                said = os.strerror(counts.traps_error)
+                why_not_attached = errors or f"cannot attach a filter to a running program: {said}"
         if self._needs_clock:
             wall_ns, _ = await self._access.now(host)
             output, errors, _ = await attempt(f"TRUE = {wall_ns / 1e9}\n{_CLOCK_TRIAL}", moves_clock=True)
             if not output.strip() or abs(float(output) - (wall_ns / 1e9 - 3600)) > 600:
-                why_no_clock = errors or "the clock of a program did not move"
+                why_no_clock = errors or "the program's clock did not move"
         return LauncherTrial(why_no_traps, why_not_attached, why_no_clock)
 
     async def release_all(self) -> None:

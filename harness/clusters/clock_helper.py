@@ -150,7 +150,7 @@ class ClockHelper:
         if not self._faults:
             off_ns = self._wall_ns() - self._require_open() - self._since_boot_ns()
             if abs(off_ns) > RIGHT_NS:
-                raise ValueError(f"the clock is off by {off_ns / 1e6:.0f} ms after it was set right")
+                raise ValueError(f"the clock is off by {off_ns / 1e6:.0f} ms after it was corrected")
 
     def _move(self) -> None:
         now_ns = self._since_boot_ns()

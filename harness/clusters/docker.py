@@ -37,7 +37,7 @@ MAX_HOSTS = 50
 _BASE = "/var/lib/splitbrain"
 _AGENT = f"{_BASE}/agent.py"
 _DIRECTORY = f"{_BASE}/run"
-_NEEDED = "a user root, Python 3.11, a shell, coreutils, nftables and iproute2"
+_NEEDED = "a root user, Python 3.11, a shell, coreutils, nftables and iproute2"
 _NOT_IN_THE_IMAGE = ("executable file not found", "no such file or directory", "unable to find user")
 """Parts of an engine's error when a container cannot start because its image lacks something."""
 _CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
@@ -52,11 +52,11 @@ class DockerCluster(RemoteCluster):
     """
 
     name = "docker"
-    description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
+    description = "a container per host on a dedicated bridge; cuts by nftables in containers; needs a Docker engine"
     max_hosts = MAX_HOSTS
     options: Sequence[str] = ("image", MECHANISM_OPTION)
     _owns_files_of_names = True
-    file_systems_missing = "containers may mount no file system of their own: use --cluster netns, or ssh"
+    file_systems_missing = "containers cannot mount file systems of their own: use --cluster netns or ssh"
 
     def __init__(self, *, image: str | None = None, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
@@ -72,7 +72,7 @@ class DockerCluster(RemoteCluster):
         engine = DockerEngine()
         try:
             if image is not None and not engine.has_image(image):
-                raise ClusterUnavailable(f"docker: there is no image {image}: pull it, or leave --image out")
+                raise ClusterUnavailable(f"docker: there is no image {image}: pull it, or leave out --image")
         finally:
             engine.close()
 
@@ -103,7 +103,8 @@ class DockerCluster(RemoteCluster):
                 if not any(words in str(error) for words in _NOT_IN_THE_IMAGE):
                     raise
                 raise ClusterUnavailable(
-                    f"docker: image {image} cannot be a host, which needs {_NEEDED}: {self._how_to_add('')} ({error})"
+                    f"docker: image {image} cannot be used for hosts, which need {_NEEDED}: {self._how_to_add('')} "
+                    f"({error})"
                 ) from None
 
         await all_of(map(start, self._containers))
@@ -142,8 +143,8 @@ class DockerCluster(RemoteCluster):
         copies = ", ".join(f"docker cp {self._containers[host]}:{self._host_dir(host)} DIRECTORY" for host in hosts)
         return [
             HarnessError(
-                f"the files of {', '.join(hosts)} are left in containers, which have ended ({copies}): `harness clean` "
-                "removes them"
+                f"the files of {', '.join(hosts)} could not be fetched and are still in stopped containers: copy them "
+                f"({copies}), then run `harness clean`"
             )
         ]
 
@@ -163,7 +164,7 @@ class DockerCluster(RemoteCluster):
         return self._addresses[host]
 
     def _how_to_add(self, packages: str) -> str:
-        return "add what is missing to the image, or leave --image out"
+        return "add what is missing to the image, or leave out --image"
 
     def _unreachable_hint(self) -> str:
         return "run the harness on the machine (and in the network namespace) of the Docker engine"
@@ -176,5 +177,6 @@ def _image(engine: DockerEngine, wanted: str | None) -> str:
     try:
         engine.build_image(HOST_IMAGE, host_files_directory())
     except OperatorError as error:
-        raise ClusterUnavailable(f"{error}; without a registry: {host_file(BUILD_IMAGE)} --debootstrap") from None
+        fix = f"if no registry is reachable: {host_file(BUILD_IMAGE)} --debootstrap"
+        raise ClusterUnavailable(f"{error}; {fix}") from None
     return HOST_IMAGE

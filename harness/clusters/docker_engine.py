@@ -103,7 +103,7 @@ class DockerEngine:
             client.ping()
         except (docker.errors.DockerException, OSError) as error:
             if "Permission denied" in str(error):
-                fix = "run as root, or add this user to the group docker"
+                fix = "run as root, or add this user to the docker group"
             else:
                 fix = "start it (systemctl start docker), or set DOCKER_HOST"
             raise EngineUnreachable(f"docker: no engine answers at {self.url}: {fix}") from None

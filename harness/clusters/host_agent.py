@@ -299,7 +299,7 @@ class Agent:
             for pid in ended[: len(ended) // 2 + 1]:
                 del self._children[pid]
             if not ended:
-                raise _Refused(f"{MAX_CHILDREN} processes run already")
+                raise _Refused(f"{MAX_CHILDREN} processes are running already")
         self._programs += 1
         mark = f"{os.getpid()}-{self._programs}"
         options["env"] = {**options["env"], PROGRAM_VARIABLE: mark}
@@ -311,7 +311,7 @@ class Agent:
         except OSError as error:
             raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
         except subprocess.SubprocessError:  # a failed preexec_fn gives no reason
-            raise _Refused(f"{argv[0]}: it cannot have mounts of its own") from None
+            raise _Refused(f"{argv[0]}: cannot set up its own mounts") from None
         child = self._children[popen.pid] = _Child(popen, log_path, mark)
         return child
 
@@ -434,7 +434,7 @@ class Agent:
     def _child(self, pid: int) -> _Child:
         child = self._children.get(pid)
         if child is None:
-            raise _Refused(f"process {pid} was not started here")
+            raise _Refused(f"process {pid} was not started by this agent")
         return child
 
     def _environment(self, additions: dict[str, str] | None) -> dict[str, str]:
@@ -1033,17 +1033,17 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         if not was_there:
             with contextlib.suppress(OSError):
                 os.rmdir(base)
-        why = f"its directory {base} cannot be used ({error.strerror}): name another by directory = in the inventory"
+        why = f"its directory {base} cannot be used ({error.strerror}): set another with directory = in the inventory"
         print(json.dumps({"refused": why, "taken": True}))
         return 0
     if not is_ours:
         name = owner.read_text().strip()
-        why = f"the host is taken by run {name}: if that is dead, `harness clean`"
+        why = f"the host is in use by run {name}: if that run is dead, run `harness clean`"
         if name == run_id:
-            why = "the host is in this run already, by another name: name every machine once"
-        print(
-            json.dumps({"refused": why if name else f"{owner} is empty: if no run has the host, rm it", "taken": True})
-        )
+            why = "the host is already in this run under another name: list every machine once"
+        if not name:
+            why = f"{owner} is empty: if no run is using the host, delete it"
+        print(json.dumps({"refused": why, "taken": True}))
         return 0
     os.makedirs(directory, mode=0o711, exist_ok=True)
     if not was_there:
@@ -1059,7 +1059,7 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not os.path.exists(os.path.join(directory, SOCKET)):
         if daemon.poll() is not None or time.monotonic() > deadline:
-            said = _tail(log_path)[-300:] or f"it said nothing within {START_TIMEOUT_S:g} s"
+            said = _tail(log_path)[-300:] or f"no output within {START_TIMEOUT_S:g} s"
             print(json.dumps({"refused": f"the agent did not start: {said}"}))
             return 0
         time.sleep(0.02)
@@ -1214,7 +1214,7 @@ def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
                 os.kill(pid, signal.SIGKILL)
         seen.update(pids)
         time.sleep(0.02)
-    left += [f"process {pid} does not end" for pid in pids]
+    left += [f"process {pid} did not exit" for pid in pids]
     removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
     _undo_all(commands, removed, left)
     if not left:

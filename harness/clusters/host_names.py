@@ -47,18 +47,18 @@ def why_no_names() -> str | None:
     that names the fix. Tried in a mount namespace that vanishes with the trial."""
     missing = [place for place in (HOSTS_FILE, RESOLVER_FILE) if not os.path.exists(place)]
     if missing:
-        return f"a name service per host needs {missing[0]} on this machine: make it, empty if need be"
+        return f"a name service per host needs {missing[0]} on this machine: create it (it may be empty)"
     if os.geteuid() != 0:
-        return "a name service per host needs mounts of its own: run as root, or use --cluster netns"
+        return "a name service per host needs a mount namespace: run as root, or use --cluster netns"
     with tempfile.NamedTemporaryFile(prefix=scratch_prefix("trial")) as file:
         command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, file.name, HOSTS_FILE, RESOLVER_FILE]
         try:
-            run_trial("a file of names", ["--mount", "--propagation", "private"], command)
+            run_trial("bind mounts", ["--mount", "--propagation", "private"], command)
             return None
         except TrialUnfinished as error:
             return str(error)
         except TrialFailed as error:
-            return f"a name service per host needs mounts of its own ({error}): run as root with CAP_SYS_ADMIN"
+            return f"a name service per host needs a mount namespace ({error}): run as root with CAP_SYS_ADMIN"
 
 
 async def _text(link: AgentLink, path: str) -> str | None:
@@ -148,7 +148,7 @@ class HostNames:
             status, _, errors = await link.run(["unshare", "--mount", "true"]) if needs_mounts else (0, "", "")
             if status != 0:
                 said = errors.strip() or f"status {status}"
-                raise ClusterUnavailable(f"{link.host}: no mounts of its own for a name service: {said}")
+                raise ClusterUnavailable(f"{link.host}: cannot create a mount namespace for the name service: {said}")
             if import_path is None:
                 await AgentHelper.bring(link)
             await helpers[link].start()
@@ -156,8 +156,8 @@ class HostNames:
                 await helpers[link].request("open", hosts=served, listens_within_s=START_TIMEOUT_S)
             except HelperRefused as error:
                 raise ClusterUnavailable(
-                    f"no name service for {', '.join(served)} ({error.reply.get('error')}): end what listens on port "
-                    f"{PORT} of all addresses there"
+                    f"cannot start a name service for {', '.join(served)} ({error.reply.get('error')}): stop the "
+                    f"program there that listens on port {PORT} on all addresses"
                 ) from None
 
         await all_of(map(start, links))
@@ -202,7 +202,7 @@ class HostNames:
                 "look_up", host=host, wait_s=timeout_s, timeout_s=timeout_s + _GRACE_S
             )
         except ShellError as error:
-            raise RuntimeError(f"its name service cannot be asked: {error}") from None
+            raise RuntimeError(f"cannot query its name service: {error}") from None
         return [
             NameLookup(name=name, found=found, right=right[name], seconds=seconds)
             for name, found, seconds in answer["lookups"]
@@ -217,10 +217,10 @@ class HostNames:
                 "sees", pids=[member.pid for member in members], path=place, file=file, text=text
             )
             if answer["is_changed"]:
-                return f"somebody has written to {place} of {host}"
+                return f"{place} of {host} was modified by something else"
             if answer["astray"]:
                 stray = next(str(member) for member in members if member.pid == answer["astray"][0])
-                return f"{stray} of {host} sees another {place}"
+                return f"{stray} of {host} sees a different {place}"
         return None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:

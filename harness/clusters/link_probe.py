@@ -178,7 +178,7 @@ class LinkProbe:
                 return ProbeResult(link, True, "a new connection was established, but carried nothing", partial=True)
             return ProbeResult(link, False, "nothing arrived, and no new connection was established")
         if not all(arrived):
-            detail = "bytes arrived, but not on every connection that there was"
+            detail = "bytes arrived, but not on every existing connection"
             return ProbeResult(link, True, detail, partial=True)
         back = _reverse(link)
         both_pass = back in wanted and bool(sent[back]) and all(arrival.done() for arrival in sent[back])

@@ -65,13 +65,13 @@ _NOBODY = 253
 _MACHINE = "here"
 """The one agent serves all hosts."""
 
-_STREAMS = "the proxies of the local cluster carry streams, in which no packet can be {}: use --cluster netns"
+_STREAMS = "the proxies of the local cluster carry byte streams, whose packets cannot be {}: use --cluster netns"
 LINKS_MISSING: Mapping[str, str] = {
     "loss": _STREAMS.format("lost"),
-    "duplicate": _STREAMS.format("sent twice"),
-    "reorder": _STREAMS.format("out of order"),
-    "corrupt": "the proxies of the local cluster carry streams: a bit that they flipped would reach the program, as no "
-    "checksum refuses it: use --cluster netns",
+    "duplicate": _STREAMS.format("duplicated"),
+    "reorder": _STREAMS.format("reordered"),
+    "corrupt": "the proxies of the local cluster carry byte streams: a flipped bit would reach the program, since no "
+    "checksum would reject it: use --cluster netns",
 }
 """Link faults that a local cluster cannot inject, and why."""
 
@@ -101,8 +101,8 @@ def _shown_connections(found: Sequence[Bypass]) -> list[str]:
     shown = _first_of([f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found])
     proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
     line = (
-        f"{shown}, past {proxies}, because an address was handed on or is the whole machine's: use --cluster "
-        "netns, which cannot be bypassed"
+        f"{shown}, bypassing {proxies}, by an address that another host passed on or that belongs to the whole "
+        "machine: use --cluster netns, which cannot be bypassed"
     )
     return [line] if found else []
 
@@ -111,8 +111,8 @@ def _shown_closed(found: Sequence[Bypass]) -> list[str]:
     """The same for closed connections."""
     shown = _first_of([f"{one.destination} was reached at {one.address}" for one in found])
     line = (
-        f"{shown}, past the proxies, by another host, or by itself or a client (the kernel does not say whose a closed "
-        "connection was): use --cluster netns, which cannot be bypassed"
+        f"{shown}, bypassing the proxies, by another host, itself or a client (the kernel does not say who owned a "
+        "closed connection): use --cluster netns, which cannot be bypassed"
     )
     return [line] if found else []
 
@@ -121,8 +121,8 @@ def _shown_udp(heard: Sequence[Bypass]) -> list[str]:
     """The same for addresses at which UDP is received."""
     shown = _first_of([f"{one.destination} (process {one.pid}) at {one.address}" for one in heard])
     line = (
-        f"{shown} may be sent UDP, past the proxies, which carry TCP alone: use --cluster netns, which cannot be "
-        "bypassed"
+        f"{shown} can be sent UDP that bypasses the proxies, which carry only TCP: use --cluster netns, which cannot "
+        "be bypassed"
     )
     return [line] if heard else []
 
@@ -274,8 +274,8 @@ class LocalCluster(OwnMachineCluster):
         super().__init__(**given)
         if not self._ports:
             raise ClusterUnavailable(
-                "local: a link is a proxy of each of the system's ports, and it names none: name those that it listens "
-                "on (ports = {...} in a plug-in), or use --cluster netns"
+                "local: links are proxies of the system's ports, but the system declares none: declare those that it "
+                "listens on (ports = {...} in a plug-in), or use --cluster netns"
             )
         if not all(1 <= port <= 65535 for port in self._ports):
             raise ValueError(f"a local cluster needs ports between 1 and 65535, not {sorted(self._ports)}")
@@ -386,9 +386,10 @@ class LocalCluster(OwnMachineCluster):
         if not self._names_missing or not self._names_were_asked_for:
             return ()
         return (
-            "this system passes its hosts' addresses on to each other, and here they bypass the links: cuts of what "
-            "uses them will not be proven. Names would not bypass them, but need a mount namespace, which is not "
-            f"available here ({self._names_missing}): run as root, or allow user namespaces",
+            "the hosts of this system pass their addresses on to each other, and connections to these addresses bypass "
+            "the links here, so cuts that should affect them will not be proven. Names would not bypass the links, but "
+            f"need a mount namespace, which is not available here ({self._names_missing}): run as root, or allow user "
+            "namespaces",
         )
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
@@ -448,7 +449,7 @@ class LocalCluster(OwnMachineCluster):
         connect to each other and to extra hosts, clients to all hosts, and no other pair to each other.
         """
         if port not in self._ports:
-            raise ValueError(f"port {port} is none of this cluster's: {', '.join(map(str, sorted(self._ports)))}")
+            raise ValueError(f"port {port} is not one of this cluster's ports: {sorted(self._ports)}")
         if source == destination:
             return f"{self.bind_address(source)}:{port}"
         pair = Link(source, destination)
@@ -600,13 +601,13 @@ class LocalCluster(OwnMachineCluster):
         """What the operator can do about the error on the last network that was tried."""
         if number == errno.EADDRINUSE and port:
             return (
-                f"local: port {port} is in use: end the program that listens on it on all addresses, "
+                f"local: port {port} is in use: stop the program that listens on it on all addresses, "
                 "or give the nodes another port"
             )
         if number == errno.EADDRINUSE:
-            return "local: all 254 loopback networks are in use: end other runs, or `harness clean` after dead ones"
+            return "local: all 254 loopback networks are in use: stop other runs, or `harness clean` after dead ones"
         if number in (errno.EACCES, errno.EPERM):
-            return f"local: no permission to listen on port {port}: give the nodes ports from 1024 on"
+            return f"local: no permission to listen on port {port}: give the nodes ports of 1024 or above"
         if number == errno.EADDRNOTAVAIL:
             return "local: this machine's loopback network is not 127.0.0.0/8 (on Linux it is)"
         return f"local: cannot listen on loopback addresses: {os.strerror(number or errno.EIO)}"

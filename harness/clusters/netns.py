@@ -97,7 +97,7 @@ class NetnsCluster(OwnMachineCluster):
     """
 
     name = "netns"
-    description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
+    description = "a network namespace per host on a bridge; cuts by nftables; needs root or a user namespace"
     max_hosts = MAX_HOSTS
     options: Sequence[str] = ("storage", MECHANISM_OPTION)
     storage: str | None = None
@@ -138,7 +138,7 @@ class NetnsCluster(OwnMachineCluster):
             if why_not is not None:
                 return f"hosts without disks of their own have no control groups either ({why_not})"
             if _CONTROLLER_OF[ability] not in limiting_controllers():
-                return f"this machine has no control groups for {ability} that the harness may make: run it as root"
+                return f"the harness cannot create control groups for {ability} on this machine: run it as root"
             return None
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             if cls.storage == SHARED and why_no_file_systems() is None:
@@ -329,7 +329,7 @@ class NetnsCluster(OwnMachineCluster):
                 continue  # the start did not get this far
             try:
                 if not os.path.ismount(source):
-                    raise FileNotFoundError("its file system is not mounted any more")
+                    raise FileNotFoundError("its file system is no longer mounted")
                 await begin_in_thread(_keep_files, source, kept)
                 self._kept.append(host)
             except OSError as error:
@@ -341,7 +341,7 @@ class NetnsCluster(OwnMachineCluster):
         """Leave the image of a host whose files could not be copied; returns the problem to report."""
         said = f"the files of {host} could not be kept: {_in_a_line(error)}"
         if place.in_memory:
-            return HarnessError(f"{said}; they were in memory, and are gone")
+            return HarnessError(f"{said}; they were in memory, and are lost")
         self._left.add(host)
         return HarnessError(f"{said}; they are in the image {place.image} (as root: mount -o loop IMAGE DIRECTORY)")
 

@@ -53,7 +53,7 @@ def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
     namespaces = ["--net", "--mount", *(("--user", "--map-root-user") if in_user_namespace else ())]
     shell = find_program("sh") or "/bin/sh"
     try:
-        run_trial("a namespace", namespaces, [shell, "-c", _TRIAL], stdin=install_script())
+        run_trial("namespaces", namespaces, [shell, "-c", _TRIAL], stdin=install_script())
         return None
     except TrialUnfinished as error:
         return str(error)
@@ -61,15 +61,15 @@ def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
         said = str(error)
     if not _is_mount_point("/"):
         return (
-            f"/ is no mount point, as in a plain chroot ({said}): outside, mount --bind DIR DIR for the directory that "
-            "is / here, then chroot into it again"
+            f"/ is not a mount point, as in a plain chroot ({said}): outside the chroot, run mount --bind DIR DIR for "
+            "its directory, then chroot into it again"
         )
     if not in_user_namespace:
-        return f"root may not make network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+        return f"root may not create network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
     for path, forbidding, fix in _SWITCHES:
         if _first_line(path) == forbidding:
             return f"unprivileged user namespaces are forbidden ({said}): as root, {fix}"
-    return f"no network namespace inside a user namespace ({said}): run as root"
+    return f"cannot create a network namespace inside a user namespace ({said}): run as root"
 
 
 def _is_mount_point(path: str) -> bool:

@@ -26,8 +26,8 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hos
     known = cluster_class.options if isinstance(cluster_class, TakesOptions) else ()
     for name in options:
         if name not in known:
-            takes = ", ".join(f"--{option}" for option in known) or "no such options"
-            raise OperatorError(f"--{name}: cluster {cluster_class.name} takes {takes}")
+            takes = ", ".join(f"--{option}" for option in known) or "none"
+            raise OperatorError(f"--{name}: not an option of cluster {cluster_class.name}, which takes {takes}")
     own = {name: value for name, value in options.items() if name != MECHANISM_OPTION}
     try:
         if isinstance(cluster_class, JudgesOptions):

@@ -185,7 +185,7 @@ def _require_text(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise OperatorError(
-            f"the path {path} is not UTF-8, and programs on this machine are to find it in their configuration: "
+            f"the path {path} is not valid UTF-8, so it cannot be written into the programs' configuration files: "
             "choose another place with --store DIR"
         ) from None
 

@@ -216,9 +216,9 @@ class OwnResources:
             with contextlib.suppress(ProcessLookupError):
                 limits[member] = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0]
         astray = [str(member) for member, soft in limits.items() if soft > highest] if lowered else []
-        words = ", ".join(f"{member} may have {soft} descriptors" for member, soft in list(limits.items())[:3])
+        words = ", ".join(f"{member} may open {soft} descriptors" for member, soft in list(limits.items())[:3])
         if lowered and not limits:  # and it is not known why they ended
-            return ResourceUse(is_limited=True, met=None, detail="all that was limited has ended")
+            return ResourceUse(is_limited=True, met=None, detail="all limited processes have exited")
         is_limited = any(soft <= highest for soft in limits.values())
         met = None
         if not lowered or self._probes.get(host):
@@ -226,7 +226,7 @@ class OwnResources:
             met = self._waited.get(host, 0) + waiting
             if lowered and not waiting:
                 self._open_probes(host, members)  # all were accepted; the next look will show whether more are
-        return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "nothing of it runs")
+        return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "no process is running")
 
 
 def _write_cpu(path: str, quota_us: int | None) -> None:
@@ -267,17 +267,17 @@ def _read_limit(path: str, kind: str) -> tuple[int | None, str]:
         else:
             quota, period = _read_text(path, "cpu.cfs_quota_us"), _read_text(path, "cpu.cfs_period_us")
         if quota in ("max", "-1"):
-            return None, "as much processor time as there is"
-        return int(quota), f"{int(quota) / 1000:g} ms of a processor every {int(period) / 1000:g} ms"
+            return None, "unlimited CPU time"
+        return int(quota), f"{int(quota) / 1000:g} ms of CPU time every {int(period) / 1000:g} ms"
     if kind == "memory":
         is_v2 = os.path.exists(os.path.join(path, "memory.max"))
         most = _read_text(path, "memory.max" if is_v2 else "memory.limit_in_bytes")
         used_mib = _used_bytes(path) / _MIB
         if most == "max" or int(most) >= _NONE_V1:
-            return None, f"{used_mib:.1f} MiB and no limit"
+            return None, f"{used_mib:.1f} MiB, no limit"
         return int(most), f"{used_mib:.1f} of {int(most) / _MIB:.1f} MiB"
     most, used = _read_text(path, "pids.max"), _read_text(path, "pids.current")
-    return (None, f"{used} threads and no limit") if most == "max" else (int(most), f"{used} of {most} threads")
+    return (None, f"{used} threads, no limit") if most == "max" else (int(most), f"{used} of {most} threads")
 
 
 def _times_met(path: str, kind: str) -> int:

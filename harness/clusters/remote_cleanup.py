@@ -44,7 +44,7 @@ def _at_engine(details: Mapping[str, Any], remove: Callable[[Any], bool]) -> boo
     try:
         engine = DockerEngine(details.get("engine"))
     except EngineUnreachable as error:
-        raise Unreachable(str(error), "it runs on, with what faults were in force, if that engine still does") from None
+        raise Unreachable(str(error), "it may still exist there, with any faults that were in force") from None
     except OperatorError as error:
         raise CannotRemove(str(error)) from None
     try:
@@ -71,7 +71,7 @@ def _release_ssh_host(run_id: str, name: str, details: Mapping[str, Any]) -> boo
         raise Unreachable(
             str(error),
             f"{host.user}@{host.hostname}:{host.port} may still have the run's processes, its faults (rules of "
-            f"nftables and tc, a bent clock, mounts) and its files below {host.directory}",
+            f"nftables and tc, a skewed clock, mounts) and its files below {host.directory}",
         ) from None
     if left:
         raise CannotRemove("; ".join(left))

@@ -123,7 +123,7 @@ class RemoteCluster(AgentCluster):
         if (other := sends_from_another(shown, own)) is not None:
             raise ClusterUnavailable(
                 f"{machine} sends to the other hosts from {other}, not from its address {own}, so cuts would miss what "
-                f"it sends: set its address to {other}, or its routes to send from {own}"
+                f"it sends: set its address to {other}, or fix its routes to send from {own}"
             )
 
     async def _check_reachable(self, machine: str) -> None:
@@ -140,7 +140,7 @@ class RemoteCluster(AgentCluster):
             hint = self._unreachable_hint()
             raise ClusterUnavailable(f"{machine} does not answer at {address}:{port} from here: {hint}") from None
         writer.close()
-        raise ClusterUnavailable(f"port {port} of {machine} ({address}) is in use: end the program that listens there")
+        raise ClusterUnavailable(f"port {port} of {machine} ({address}) is in use: stop the program that listens there")
 
     async def _collect(self) -> list[Exception]:
         return await self.fetch()

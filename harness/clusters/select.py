@@ -33,7 +33,7 @@ def choose(requested: str) -> Choice:
     not available: the message names the missing package or permission.
     """
     if requested not in (AUTO, "netns"):
-        return Choice(name=requested, reason="asked for")
+        return Choice(name=requested, reason="requested")
     why_not = why_no_namespaces(in_user_namespace=os.geteuid() != 0)
     if why_not is None:
         if os.geteuid() != 0:
@@ -42,4 +42,4 @@ def choose(requested: str) -> Choice:
         return Choice("netns", f"network namespaces, as {who}")
     if requested == AUTO:
         return Choice("local", f"no network namespaces: {why_not}")
-    raise ClusterUnavailable(f"cluster netns cannot be had: {why_not}")
+    raise ClusterUnavailable(f"cluster netns is not available: {why_not}")

@@ -50,7 +50,7 @@ class SshCluster(RemoteCluster):
     """
 
     name = "ssh"
-    description = "machines of an inventory, reached over SSH, cuts by nftables there; needs root or sudo on them"
+    description = "the machines of an inventory, reached over SSH; cuts by nftables there; needs root or sudo on them"
     max_hosts = MAX_HOSTS
     options: Sequence[str] = ("inventory", MECHANISM_OPTION)
     _why_no_file_systems: ClassVar[Callable[[], str | None] | None] = None
@@ -115,11 +115,13 @@ class SshCluster(RemoteCluster):
             keep = sorted(host for host in self._unfetched if self._machine(host) == machine)
             _, left = await in_thread(clean_host, self._ssh_hosts[machine], self._run.run_id, keep)
             if left:
-                raise HarnessError(f"{machine}: left there: {'; '.join(left)}")
+                raise HarnessError(f"{machine}: could not clean up: {'; '.join(left)}")
             self._run.release(KIND_SSH_HOST, machine)
             if keep:
                 place = f"{self._agent_dir(machine)}{KEPT}"
-                raise HarnessError(f"{machine}: the files of {', '.join(keep)} are left there, in {place}")
+                raise HarnessError(
+                    f"{machine}: the files of {', '.join(keep)} could not be fetched and are still there, in {place}"
+                )
 
         outcomes = await asyncio.gather(
             *(give_back(machine) for machine in self._machines if machine in claimed), return_exceptions=True
@@ -134,10 +136,12 @@ class SshCluster(RemoteCluster):
         for line in shown.splitlines():
             run_id, _, directory = line.partition(" ")
             if run_id == self._run.run_id:
-                raise ClusterUnavailable(f"{machine} is in this run already, by another name: name every machine once")
+                raise ClusterUnavailable(
+                    f"{machine} is already in this run under another name: list every machine once"
+                )
             raise ClusterUnavailable(
-                f"{machine}: the host is taken by run {run_id}, whose files are in {directory} there: if that is dead, "
-                "`harness clean`"
+                f"{machine}: the host is in use by run {run_id}, whose files are in {directory} there: if that run is "
+                "dead, run `harness clean`"
             )
 
     async def _learn_addresses(self) -> None:
@@ -183,7 +187,7 @@ class SshCluster(RemoteCluster):
         return self._addresses[self._machine(host)]
 
     def _unreachable_hint(self) -> str:
-        return "set the address by which both the other hosts and this machine reach it, and open its ports"
+        return "set its address to one that the other hosts and this machine can reach, and open its ports"
 
 
 def _hosts_of(inventory: str | Sequence[SshHost] | None) -> list[SshHost]:
@@ -202,7 +206,7 @@ def _assign(
     own = {host.name: host for host in available if host.name in extra_hosts}
     others = [host for host in available if host.name not in own]
     if len(others) < len(hosts):
-        raise OperatorError(f"--nodes {len(hosts)}: the hosts for replicas are only {len(others)}")
+        raise OperatorError(f"--nodes {len(hosts)}: the inventory has only {len(others)} hosts for replicas")
     machines = dict(zip(hosts, others, strict=False))
     machine_of = {host: host for host in hosts}
     spare = others[len(hosts) :]

@@ -115,7 +115,7 @@ def _new_client(host: SshHost) -> paramiko.SSHClient:
 
 def _cannot_use_known_hosts(host: SshHost, used: str, error: OSError) -> str:
     why = error.strerror or type(error).__name__
-    return f"{host.name}: known_hosts {host.known_hosts} cannot be {used} ({why}): name another in the inventory"
+    return f"{host.name}: known_hosts {host.known_hosts} cannot be {used} ({why}): set another in the inventory"
 
 
 def _open(host: SshHost) -> paramiko.SSHClient:
@@ -145,14 +145,14 @@ def _open(host: SshHost) -> paramiko.SSHClient:
         client.close()
         raise ClusterUnavailable(
             f"{host.name}: {host.identity_file or 'the default key'} has a passphrase: give it to an SSH agent "
-            "(ssh-add) and leave identity_file out, or name a key without one"
+            "(ssh-add) and leave identity_file out, or use a key without one"
         ) from None
     except paramiko.AuthenticationException as error:
         client.close()
         key = host.identity_file or "the SSH agent's or the default keys"
         raise ClusterUnavailable(
-            f"{host.name}: user {host.user} was not let in at {host.hostname} with {key} ({error}): add the public key "
-            "to the user's authorized_keys, or name another user or identity_file"
+            f"{host.name}: cannot log in to {host.hostname} as {host.user} with {key} ({error}): add the public key "
+            "to the user's authorized_keys, or set another user or identity_file"
         ) from None
     except ClusterUnavailable:
         client.close()
@@ -161,7 +161,7 @@ def _open(host: SshHost) -> paramiko.SSHClient:
         client.close()
         if "private key file" in str(error):
             raise ClusterUnavailable(
-                f"{host.name}: {host.identity_file} is no private key ({error}): name another identity_file"
+                f"{host.name}: {host.identity_file} is not a private key ({error}): set another identity_file"
             ) from None
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise ConnectFailure(f"{host.name}: cannot connect to {host.hostname}:{host.port} ({why})") from None
@@ -247,11 +247,11 @@ def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
             return dict(json.loads(lines[-1]))
         except ValueError:
             said = lines[-1]
-    last = said.splitlines()[-1][:_MAX_SAID] if said else "it said nothing"
+    last = said.splitlines()[-1][:_MAX_SAID] if said else "no output"
     known = _why_not(host, status, said, last)
     if known is not None:
         raise HostNotTaken(known)
-    raise ClusterUnavailable(f"{host.name}: the agent could not be run (status {status}): {last}")
+    raise ClusterUnavailable(f"{host.name}: the agent could not be started (status {status}): {last}")
 
 
 def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, str]:
@@ -273,7 +273,7 @@ def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, s
         said = stderr.read().decode(errors="replace").strip()
         return stdout.channel.recv_exit_status(), output, said
     except (OSError, EOFError) as error:
-        raise ClusterUnavailable(f"{host.name}: the connection broke: {error or type(error).__name__}") from None
+        raise ClusterUnavailable(f"{host.name}: the connection was lost: {error or type(error).__name__}") from None
     except Exception as error:  # paramiko raises several types of its own
         raise ClusterUnavailable(f"{host.name}: {error}") from None
     finally:
@@ -296,8 +296,8 @@ def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
             return None
         last = said.splitlines()[-1][:_MAX_SAID] if said else f"status {status}"
         return (
-            f"{host.name}: a file system of the run's own needs loop devices and e2fsprogs there ({last}): modprobe "
-            f"loop as root, or {host_file(PROVISION)} for what is missing"
+            f"{host.name}: a file system per host needs loop devices and e2fsprogs there ({last}): run modprobe loop "
+            f"as root, or {host_file(PROVISION)} to install what is missing"
         )
 
     with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
@@ -309,16 +309,16 @@ def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:
     it may have run."""
     if "sudo:" in said and "python" not in last:
         return (
-            f"{host.name}: user {host.user} has no sudo without a password ({last}): "
-            f"{host_file(PROVISION)} --sudo {host.user} gives it"
+            f"{host.name}: user {host.user} cannot use sudo without a password ({last}): "
+            f"run {host_file(PROVISION)} --sudo {host.user} there"
         )
     if status == 127 or "not found" in last or "No such file" in last:
         return (
-            f"{host.name}: there is no {host.python} ({last}): {host_file(PROVISION)} brings it "
+            f"{host.name}: there is no {host.python} ({last}): run {host_file(PROVISION)} there "
             "(apt-get install python3)"
         )
     if last.startswith("python "):
-        return f"{host.name} has {last}: 3.11 or newer is needed; name another by python = in the inventory"
+        return f"{host.name} has {last}: 3.11 or newer is needed; set another with python = in the inventory"
     if "Permission denied" in last:
         return f"{host.name}: user {host.user} is not root and does not use sudo ({last}): set sudo = true"
     return None

@@ -105,10 +105,10 @@ def load_inventory(path: str) -> list[SshHost]:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_CHARS + 1)  # a device file may never end
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise OperatorError(f"inventory {path}: {why}") from None
     if len(text) > MAX_CHARS:
-        raise OperatorError(f"inventory {path}: more than {MAX_CHARS:,} characters are too many for an inventory")
+        raise OperatorError(f"inventory {path}: it is longer than {MAX_CHARS:,} characters")
     try:
         return parse_toml(text) if path.endswith(".toml") else parse_ssh_config(text)
     except OperatorError as error:
@@ -128,7 +128,7 @@ def parse_toml(text: str) -> list[SshHost]:
     ]
     defaults, hosts = data.get("defaults", {}), data.get("hosts", {})
     if not isinstance(defaults, dict) or not isinstance(hosts, dict):
-        raise OperatorError("[defaults] and [hosts.NAME] are tables")
+        raise OperatorError("[defaults] and [hosts.NAME] must be tables")
     problems += _table_problems("defaults", defaults)
     found = []
     for name, table in hosts.items():
@@ -138,7 +138,7 @@ def parse_toml(text: str) -> list[SshHost]:
         problems += _table_problems(f"hosts.{name}", table)
         values = {**defaults, **table}
         if "hostname" not in values:
-            problems.append(f"hosts.{name} lacks hostname")
+            problems.append(f"hosts.{name} has no hostname")
         found.append((name, values))
     if problems:
         raise OperatorError("; ".join(problems))
@@ -195,14 +195,14 @@ def parse_ssh_config(text: str) -> list[SshHost]:
             try:
                 values_of["port"] = int(values_of["port"])
             except ValueError:
-                raise OperatorError(f"host {name}: port {values_of['port']!r} is no number") from None
+                raise OperatorError(f"host {name}: port {values_of['port']!r} is not a number") from None
         made.append(SshHost(name=name, **values_of))
     return _checked(made)
 
 
 def _checked(hosts: Sequence[SshHost]) -> list[SshHost]:
     """The hosts, after checking them. Raises OperatorError, which names every problem."""
-    problems = [] if hosts else ["names no host"]
+    problems = [] if hosts else ["it lists no hosts"]
     for host in hosts:
         if not 1 <= host.port <= 65535:
             problems.append(f"host {host.name}: port must be 1 to 65535, not {host.port}")
@@ -213,11 +213,11 @@ def _checked(hosts: Sequence[SshHost]) -> list[SshHost]:
         if host.address is not None and not _is_ipv4(host.address):
             problems.append(f"host {host.name}: address must be an IPv4 address, not {host.address!r}")
         if host.network is not None and not _is_network(host.network):
-            problems.append(f"host {host.name}: network must be as 10.0.0.0/24, not {host.network!r}")
+            problems.append(f"host {host.name}: network must look like 10.0.0.0/24, not {host.network!r}")
         if not host.directory.startswith("/"):
             problems.append(f"host {host.name}: directory must begin with /, not {host.directory!r}")
         if host.identity_file is not None and not os.path.isfile(os.path.expanduser(host.identity_file)):
-            problems.append(f"host {host.name}: there is no identity_file {host.identity_file}")
+            problems.append(f"host {host.name}: identity_file {host.identity_file} does not exist")
     if problems:
         raise OperatorError("; ".join(problems))
     return list(hosts)

@@ -34,6 +34,6 @@ def run_trial(what: str, namespaces: Sequence[str], command: Sequence[str], *, s
             start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise TrialUnfinished(f"the trial of {what} did not end: {error}") from error
+        raise TrialUnfinished(f"the trial of {what} did not finish: {error}") from error
     if trial.returncode != 0:
         raise TrialFailed((trial.stderr.strip().splitlines() or ["no output"])[0])

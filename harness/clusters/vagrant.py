@@ -37,7 +37,7 @@ class VagrantCluster(SshCluster):
     """Hosts as virtual machines of the Vagrantfile in the current directory. See SshCluster."""
 
     name = "vagrant"
-    description = "the virtual machines of `vagrant up`, reached over SSH as Vagrant says"
+    description = "the virtual machines of `vagrant up`, reached over SSH as `vagrant ssh-config` says"
     options: Sequence[str] = (MECHANISM_OPTION,)
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
@@ -73,10 +73,10 @@ def vagrant_hosts() -> list[SshHost]:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        raise ClusterUnavailable(f"`vagrant ssh-config` gave no answer in {_TIMEOUT_S:g} s") from None
+        raise ClusterUnavailable(f"`vagrant ssh-config` did not answer within {_TIMEOUT_S:g} s") from None
     # It also fails if only some machines are up; by then it has printed those before the first that is not.
     if done.returncode != 0 and not done.stdout.strip():
-        said = " ".join((done.stderr.strip() or "it said nothing").split())[:200]
+        said = " ".join((done.stderr.strip() or "no output").split())[:200]
         raise ClusterUnavailable(f"vagrant's machines are not up ({said}): {_how_to_start()}")
     subnet = os.environ.get(SUBNET_VARIABLE, DEFAULT_SUBNET)
     return [

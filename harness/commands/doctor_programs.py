@@ -19,13 +19,13 @@ def mechanism_lines(system_class: Any, settings: Mapping[str, str], mechanism: s
     """A line for each program of the system; `mechanism` is the requested one."""
     name = system_class.name
     if not isinstance(system_class, NamesPrograms):
-        return [f"{name}: what its replicas run shows once they are started; every proof names the mechanism"]
+        return [f"{name}: what its replicas run is known only once they are started; every proof names the mechanism"]
     try:
         commands = system_class.program_commands(settings)
     except HarnessError as error:
-        return [f"{name}: what its replicas run cannot be known: {error}"]
+        return [f"{name}: cannot find out what its replicas run: {error}"]
     if not commands:
-        return [f"{name}: what its replicas run is not on this machine yet: a first run fetches it"]
+        return [f"{name}: the programs of its replicas are not on this machine yet: the first run fetches them"]
     return [_line(program, argv, mechanism) for program, argv in commands.items()]
 
 
@@ -37,13 +37,13 @@ def _line(program: str, argv: Sequence[str], asked: str) -> str:
     what = f"{program}: {found['path']} is {kind_in_words(found['kind'])}"
     if mechanism == PRELOAD:
         if mechanism_for(found["kind"]) != PRELOAD:
-            return f"{what}: the preloaded shim, which was asked for, does not reach it for certain"
+            return f"{what}: the preloaded shim (--mechanism preload) is not guaranteed to reach it"
         return f"{what}: disk, power and clock faults by {_if_possible('the preloaded shim', why_no_shim())}"
     traps = _if_possible("seccomp", why_no_traps())
     if why_no_traps() is None and (why_not := why_not_attached()) is not None:
-        traps += f", from its start and not from the first fault on ({why_not})"
+        traps += f", attached when it starts, not at the first fault ({why_not})"
     return f"{what}: disk and power faults by {traps}; wall clocks by {_if_possible('the vDSO', why_no_clock())}"
 
 
 def _if_possible(mechanism: str, why_not: str | None) -> str:
-    return mechanism if why_not is None else f"{mechanism}, which cannot be had here: {why_not}"
+    return mechanism if why_not is None else f"{mechanism}, which is not available here: {why_not}"

@@ -131,7 +131,7 @@ class FileSystemDisks:
         await self._mount_again(host)
         self._let_go(fault_id, host)
         recorded = None if self._shim is None else await self._shim.recorded(host)
-        seen = "" if recorded is None else f", of {plural(recorded, 'change')} that {self.mechanism(host)} has seen"
+        seen = "" if recorded is None else f", out of {plural(recorded, 'change')} seen by {self.mechanism(host)}"
         cut = PowerCut(None, None, f"what the kernel had not written{seen}", recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
@@ -217,7 +217,7 @@ class FileSystemDisks:
         argv = ["cat", f"/proc/{pid}/mountinfo"]
         status, shown, errors = await self._access.run(host, argv, timeout_s=_REACH_TIMEOUT_S)
         if status != 0:
-            return f"the replica of {host} cannot be looked into: {errors.strip() or status}"
+            return f"cannot inspect the replica of {host}: {errors.strip() or status}"
         points = {line.split()[4] for line in shown.splitlines()}
         if mount_point.translate(_MOUNTINFO_ESCAPES) in points:
             return None
@@ -235,7 +235,7 @@ class FileSystemDisks:
 
     def _hold(self, fault_id: str, host: str, kind: str) -> None:
         if any(host in held for held in self._faults.values()):
-            raise RuntimeError(f"another fault holds the file system of {host} already")
+            raise RuntimeError(f"the file system of {host} is already held by another fault")
         self._faults.setdefault(fault_id, {})[host] = kind
 
     def _let_go(self, fault_id: str, host: str) -> None:

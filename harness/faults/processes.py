@@ -84,7 +84,7 @@ class ReplicaProcesses:
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         """End replicas and keep them down. Raises RuntimeError when one does not end."""
         if signal_name not in ("KILL", "TERM"):
-            raise ValueError(f"a replica is ended by KILL or TERM, not {signal_name}")
+            raise ValueError(f"the signal must be KILL or TERM, not {signal_name}")
         self._holds[fault_id] = _Hold(self._known(hosts), keeps_down=True, signal_name=signal_name)
         await self._settle_all(hosts)
 
@@ -180,9 +180,9 @@ class ReplicaProcesses:
                 is_up = False
             if not is_up or _has_ended_in_part(process):
                 if self._has_ended_by_itself(host, process):
-                    said = f"{host} ended by itself, {_how_ended(process)}"
+                    said = f"{host} exited unexpectedly, {_how_ended(process)}"
                     self.unexpected_exits[said] += 1
-                    logger.warning("%s; it is started again", said)
+                    logger.warning("%s; restarting it", said)
                 await self._restart(host)
                 self._starts[host] += 1
                 process = self._process(host)
@@ -221,7 +221,7 @@ class ReplicaProcesses:
                 try:
                     await self._crash(hold)
                 except Exception as error:  # the proof and the end of the run show it; the loop must continue
-                    logger.warning("a crash loop of %s met: %s", ", ".join(sorted(hold.hosts)), error)
+                    logger.warning("crash loop of %s: %s", ", ".join(sorted(hold.hosts)), error)
         hold.keeps_down = False
 
     async def _end_loop(self, fault_id: str) -> None:
@@ -239,7 +239,8 @@ async def _end(process: HostProcess, signal_name: str) -> bool:
         await asyncio.wait_for(process.kill(), END_TIMEOUT_S)
     except TimeoutError:
         raise RuntimeError(
-            f"the replica of {process.host} did not end within {END_TIMEOUT_S:g} s of SIGKILL: it waits in the kernel"
+            f"the replica of {process.host} did not exit within {END_TIMEOUT_S:g} s of SIGKILL: it is blocked in the "
+            "kernel"
         ) from None
     return True
 
@@ -271,5 +272,5 @@ async def _wait_for(process: HostProcess, state: str) -> None:
         if seen == DOWN or _has_ended_in_part(process):
             return
         if loop.time() > deadline_s:
-            raise RuntimeError(f"the replica of {process.host} is {seen} and not {state}")
+            raise RuntimeError(f"the replica of {process.host} is {seen}, not {state}")
         await asyncio.sleep(POLL_S)

@@ -94,7 +94,7 @@ async def prove_variants(
             state.release(KIND_DIRECTORY, work_dir)
     finally:
         if not state.close():
-            raise OperatorError(f"run {state.run_id} left something behind: `harness clean`")
+            raise OperatorError(f"run {state.run_id} left something behind: run `harness clean`")
 
 
 async def _try_all(

@@ -83,14 +83,14 @@ def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
 def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -> str | None:
     """Why a system with these settings lacks an operation of its operator; None when it has it."""
     if not isinstance(system_class, JudgesOperations):
-        return f"the system has no {ability} that an operator could ask for"
+        return f"the system has no operation {ability}"
     return system_class.operation_missing(ability, settings)
 
 
 def clients_lack(cluster: Any, system: Any, ability: str) -> str | None:
     """Why a system on a cluster (objects or classes) cannot have such clients; None when it can."""
     if not isinstance(system, AnswersAtLength) or not system.has_long_request:
-        return "the system names no request with a long answer (a plug-in: by long_request)"
+        return "the system declares no request with a long response (in a plug-in: long_request)"
     return cluster_lacks(cluster, CLIENTS, ability)
 
 
@@ -110,7 +110,7 @@ def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechan
         return None
     if all(kind is None or (mechanism == AUTO and mechanism_for(kind) == PRELOAD) for kind in kinds):
         return None
-    return "its programs' clocks are moved in the vDSO, which has the wall clock only: --mechanism preload, if it fits"
+    return "its programs' clocks are changed in the vDSO, which covers only the wall clock: try --mechanism preload"
 
 
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:
@@ -189,7 +189,7 @@ class PlannedTarget:
                 if name in system.cannot:
                     found.append(f"{nemesis.name}: {system.cannot[name]}")
             if not system.tells_leader and isinstance(nemesis, AsksForLeader) and nemesis.needs_leader(variant):
-                found.append(f"{nemesis.name}: the system cannot say who leads (a plug-in: by status(host))")
+                found.append(f"{nemesis.name}: the system cannot tell which host leads (in a plug-in: status(host))")
         return found
 
     def usable(self, nemesis: Nemesis, asked: str | None) -> tuple[list[str], list[str]]:

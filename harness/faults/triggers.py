@@ -56,8 +56,8 @@ def not_waited_for(schedule: Schedule, cluster_class: Any, system_class: Any) ->
         return None
     kinds = ", ".join(sorted({kind for _, kind in lost}))
     events = ", ".join(f"{event.action} {event.fault_id}" for event, _ in lost)
-    known = f"it sees {', '.join(sorted(seen))}" if seen else "it sees none"
-    return f"cluster {cluster_class.name} cannot see {kinds} ({known}): at their time alone: {events}"
+    known = f"it observes {', '.join(sorted(seen))}" if seen else "it observes none"
+    return f"cluster {cluster_class.name} cannot observe {kinds} ({known}): at their scheduled times only: {events}"
 
 
 def count_triggers(events: Iterable[Mapping[str, Any]]) -> tuple[int, int]:

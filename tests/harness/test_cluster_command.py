@@ -155,7 +155,10 @@ def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None
         (["up", "--cluster", "lokal"], "unknown cluster 'lokal' (did you mean local?)"),
         (["up", "--cluster", "local", "--nodes", "0"], "--nodes must be 1 to 15, not 0"),
         (["up", "--cluster", "local", "--system", "brokre"], "unknown system 'brokre' (did you mean broker?)"),
-        (["up", "--cluster", "local", "--inventory", "x"], "--inventory: cluster local takes --mechanism"),
+        (
+            ["up", "--cluster", "local", "--inventory", "x"],
+            "--inventory: not an option of cluster local, which takes --mechanism",
+        ),
         (["up", "--cluster", "ssh"], "the ssh cluster needs --inventory FILE"),
         (["up", "--cluster", "ssh", "--inventory", "none.toml"], "inventory none.toml: No such file"),
         (["up", "--name", "../x"], "--name '../x': letters, digits"),

@@ -83,19 +83,19 @@ def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPat
     assert "disk and power faults by seccomp; wall clocks by the vDSO" in wrapper
     assert nothing == "c: /no/such: No such file or directory"
     assert "by seccomp" in doctor_programs.mechanism_lines(Runs, {}, "seccomp")[0]
-    assert "does not reach it for certain" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
+    assert "is not guaranteed to reach it" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
     monkeypatch.setattr(doctor_programs, "why_not_attached", lambda: "no ptrace")
     assert (
-        "seccomp, from its start and not from the first fault on (no ptrace);"
+        "seccomp, attached when it starts, not at the first fault (no ptrace);"
         in (doctor_programs.mechanism_lines(Runs, {})[1])
     )
     monkeypatch.setattr(doctor_programs, "why_no_traps", lambda: "the kernel is too old")
-    assert "seccomp, which cannot be had here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]
+    assert "seccomp, which is not available here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]
 
 
 def test_it_says_when_the_programs_of_a_system_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "shows once they are started" in doctor_programs.mechanism_lines(Lame, {})[0]
-    assert "a first run fetches it" in doctor_programs.mechanism_lines(Runs, {})[0]
+    assert "is known only once they are started" in doctor_programs.mechanism_lines(Lame, {})[0]
+    assert "the first run fetches them" in doctor_programs.mechanism_lines(Runs, {})[0]
     broker = doctor_programs.mechanism_lines(registry.load("systems", "broker"), {})
     assert len(broker) == 1 and broker[0].startswith(f"broker: {sys.executable} is ")
 
@@ -103,7 +103,7 @@ def test_it_says_when_the_programs_of_a_system_cannot_be_told(monkeypatch: pytes
 def test_a_plug_in_names_its_programs_once_they_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
     etcd = registry.load("systems", "etcd")
-    assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("a first run fetches it")
+    assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("the first run fetches them")
     toy = registry.load("systems", "toy")  # which is made of files of this machine
     [line] = doctor_programs.mechanism_lines(toy, {})
     assert line.startswith("toy: ") and "python" in line

@@ -49,7 +49,7 @@ def test_a_system_that_cannot_say_who_leads_has_no_faults_of_the_leader() -> Non
     rows = rows_for("kill,partition,pause", "toy")
     assert set(refused(rows, "kill")) == {"sigkill@leader", "terminate@leader", "crash-loop@leader"}
     assert set(refused(rows, "partition")) == {"leader", "leader-minority"}
-    assert "cannot say who leads" in refused(rows, "kill")["sigkill@leader"]
+    assert "cannot tell which host leads" in refused(rows, "kill")["sigkill@leader"]
     assert refused(rows_for("kill", "etcd"), "kill") == {}
 
 
@@ -69,7 +69,7 @@ def test_monotonic_clocks_are_refused_where_the_program_is_not_one_that_the_shim
     ):
         monkeypatch.setattr(toy, "program_commands", lambda settings, argv=argv: {"main": argv})
         rows = rows_for("clock=slow-monotonic@all", "toy", cluster_options={"mechanism": mechanism})
-        assert ("wall clock only" in "".join(refused(rows, "clock").values())) is is_refused, (argv, mechanism)
+        assert ("only the wall clock" in "".join(refused(rows, "clock").values())) is is_refused, (argv, mechanism)
 
 
 def test_what_a_plug_in_says_it_cannot_have_is_refused_with_its_reason(tmp_path: Any) -> None:
@@ -101,4 +101,4 @@ def test_a_schedule_needs_no_table_and_the_table_is_readable() -> None:
     console = OutputConsole(width=200, record=True)
     console.print(fault_table(rows_for("kill", "toy")))
     text = console.export_text()
-    assert "kill" in text.splitlines()[1] and "cannot be had: the system cannot say who leads" in text
+    assert "kill" in text.splitlines()[1] and "cannot be had: the system cannot tell which host leads" in text

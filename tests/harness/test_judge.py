@@ -221,12 +221,12 @@ def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_h
 
 
 def test_who_ended_by_itself_is_told_whatever_the_verdict() -> None:
-    ends = {"n1 ended by itself, with status 7": 2, "n2 ended by itself, with status 7": 1}
+    ends = {"n1 exited unexpectedly, with status 7": 2, "n2 exited unexpectedly, with status 7": 1}
     results = judge(make_test(), VALID, [*operations(), *fault()], Observed(unexpected_exits=ends))
     assert results["valid"] is True and results["unexpected_exits"] == ends
-    told = "; n1 ended by itself, with status 7 (2 times), n2 ended by itself, with status 7"
+    told = "; n1 exited unexpectedly, with status 7 (2 times), n2 exited unexpectedly, with status 7"
     assert results["reason"].endswith(told)
-    many = {f"n1 ended by itself, with status {status}": 1 for status in range(5)}
+    many = {f"n1 exited unexpectedly, with status {status}": 1 for status in range(5)}
     results = judge(make_test(), VALID, operations("info"), Observed(unexpected_exits=many))
     assert results["valid"] == "unknown" and results["reason"].endswith("with status 2, and 2 more")
 

@@ -287,12 +287,12 @@ def test_bytes_of_the_system_that_pass_disprove_a_cut_that_probes_do_not_pass(
 
 def test_connections_that_get_around_a_cut_disprove_it(make_target: Any, run_virtual: Run) -> None:
     def dial(network: Any) -> None:
-        network.ways_past = ["n1 reaches n2 past the proxies"]
+        network.ways_past = ["n1 reaches n2, bypassing the proxies"]
 
     proof, _ = cut_and_look(make_target, run_virtual, before=dial, during=lambda n: None)
-    assert not proof.proven and "past the proxies" in proof.detail
+    assert not proof.proven and "bypassing the proxies" in proof.detail
     proof, met = cut_and_look(make_target, run_virtual, before=lambda n: None, during=dial)
-    assert proof.proven and not met.proven and "past the proxies" in met.detail
+    assert proof.proven and not met.proven and "bypassing the proxies" in met.detail
 
 
 def test_of_links_that_another_fault_cuts_as_well_it_cannot_be_told(make_target: Any, run_virtual: Run) -> None:

@@ -71,7 +71,7 @@ class SimClock:
         rate_ppm = sum(each.rate_ppm for each in (*others, skew) if each.affects_monotonic == skew.affects_monotonic)
         kind, (least, most) = ("monotonic", MONOTONIC_PPM) if skew.affects_monotonic else ("wall", WALL_PPM)
         if not least <= rate_ppm <= most:
-            raise ValueError(f"a {kind} clock runs {least} to {most:+} ppm wrong, not {rate_ppm:+}")
+            raise ValueError(f"the rate error of a {kind} clock must be {least} to {most:+} ppm, not {rate_ppm:+}")
         self._skews[fault_id] = (skew, self._loop.now)
         self._set_monotonic_rate()
 

@@ -95,7 +95,7 @@ class SimCluster:
     """Simulated hosts, for one run, on the running SimLoop. See harness.clusters.base.Cluster."""
 
     name = "sim"
-    description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
+    description = "hosts, network, disks and clocks in one process on virtual time; reproducible by seed"
     trigger_kinds = frozenset(KINDS)
     """Every trigger that a schedule can wait for is available here."""
     hosts: Sequence[str]
@@ -117,7 +117,7 @@ class SimCluster:
             raise ValueError(f"a sim cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SimLoop):
-            raise SimulationError("a sim cluster lives on a simulated loop: start it through SimCluster.run_harness")
+            raise SimulationError("a sim cluster runs on a simulated loop: start it through SimCluster.run_harness")
         self._loop = loop
         self.hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self.hosts, 1)}
@@ -165,13 +165,13 @@ class SimCluster:
         if ability not in ABILITIES[interface]:
             raise KeyError(ability)
         if interface == "resources":
-            return f"simulated hosts have no {ability} to run out of: use --cluster netns"
+            return f"simulated hosts cannot limit {ability}: use --cluster netns"
         if interface == "clients":
-            return "simulated connections have no send queues of a kernel: use --cluster netns or local"
+            return "simulated connections have no kernel send queues: use --cluster netns or local"
         if interface == "names":
-            return "simulated hosts have addresses and no names: use --cluster netns, or local as root"
+            return "simulated hosts have addresses but no names: use --cluster netns, or local as root"
         if (interface, ability) == ("links", "corrupt"):
-            return "the simulated network refuses what is damaged, so that it is lost: --nemesis link=loss is the same"
+            return "the simulated network drops corrupted data: use --nemesis link=loss, which has the same effect"
         if interface == "disks" and ability not in DISK_ABILITIES:
             return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
         return None
@@ -249,7 +249,7 @@ class SimCluster:
     def address_from(self, source: str, destination: str, port: int) -> str:
         """The "ip:port" of `port` on `destination`. Raises ValueError for a port that was not announced."""
         if port not in self._ports:
-            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
+            raise ValueError(f"port {port} is not one of this cluster's ports: {sorted(self._ports)}")
         return f"{self._addresses[destination]}:{port}"
 
     def data_dir(self, host: str) -> str:

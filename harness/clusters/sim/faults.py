@@ -220,7 +220,7 @@ class SimDisks:
         """Lose what `host` has not synced, by one of `POWER_MODELS`; the disk's own random stream is used, not `seed`.
         Raises ValueError for another kind, RuntimeError while its replica runs."""
         if kind not in POWER_MODELS:
-            raise ValueError(f"a simulated disk loses what was not synced ({', '.join(POWER_MODELS)}), not {kind!r}")
+            raise ValueError(f"a simulated power cut is one of {', '.join(POWER_MODELS)}, not {kind!r}")
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
         lost_bytes = self._hosts[host].disk.power_fail(kind)
@@ -228,7 +228,7 @@ class SimDisks:
             probe.give_up()
         changes = self._hosts[host].disk.noted.get(CHANGED, 0)
         recorded, self._at_cut[host] = changes - self._at_cut.get(host, 0), changes
-        detail = f"{plural(lost_bytes, 'byte')}, of {plural(recorded, 'change')} since the power was cut last"
+        detail = f"{plural(lost_bytes, 'byte')}, of {plural(recorded, 'change')} since the last power cut"
         cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=detail, recorded=recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
@@ -240,13 +240,13 @@ class SimDisks:
     async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
         """Flip a bit at rest. Raises RuntimeError while the replica runs, and when there is no such file."""
         if self._hosts[host].is_running:
-            raise RuntimeError(f"no bit of {host} can be flipped at rest while its replica runs")
+            raise RuntimeError(f"cannot flip a bit at rest on {host} while its replica runs")
         disk = self._hosts[host].disk
         pattern = f"{self._directories[host]}/{files}"
         found = {path: len(disk.inode(path).cache.rstrip(b"\0")) for path in disk.paths() if fnmatch(path, pattern)}
         path = max(found, key=lambda each: found[each], default=None)
         if path is None or not found[path]:
-            raise RuntimeError(f"{host} has no {files} in which a bit could be flipped")
+            raise RuntimeError(f"{host} has no {files} to flip a bit in")
         offset = min(int(found[path] * place), found[path] - 1)
         before = disk.inode(path).cache[offset]
         disk.flip_bit(path, offset, bit)

@@ -52,33 +52,33 @@ MAX_DEPTH = 60
 """Frames examined; asyncio's own are between the loop and the program, and programs are not that deep."""
 
 _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
-    *((time, name, "clocks come from the runtime and the loop") for name in (
+    *((time, name, "use the clocks of the runtime and the loop") for name in (
         "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
         "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "sleep",
     )),
-    *((random, name, "randomness comes from the runtime") for name in (
+    *((random, name, "use the runtime's random numbers") for name in (
         "random", "randrange", "randint", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits",
         "expovariate", "gauss", "betavariate", "seed", "randbytes",
     )),
-    *((os, name, "randomness comes from the runtime") for name in ("urandom", "getrandom")),
-    (random, "_urandom", "randomness comes from the runtime"),  # SystemRandom and secrets
-    *((os, name, "a program gets what it needs to know") for name in ("getpid", "times", "getloadavg")),
-    *((uuid, name, "randomness comes from the runtime") for name in ("uuid1", "uuid4")),
-    *((os, name, "files are behind the runtime's disk") for name in (
+    *((os, name, "use the runtime's random numbers") for name in ("urandom", "getrandom")),
+    (random, "_urandom", "use the runtime's random numbers"),  # SystemRandom and secrets
+    *((os, name, "a program must not depend on its process or machine") for name in ("getpid", "times", "getloadavg")),
+    *((uuid, name, "use the runtime's random numbers") for name in ("uuid1", "uuid4")),
+    *((os, name, "use the runtime's disk") for name in (
         "open", "mkdir", "makedirs", "listdir", "scandir", "remove", "unlink", "rename", "replace", "stat", "fsync",
         "truncate", "pread", "pwrite", "lstat", "access", "rmdir", "link", "symlink", "readlink", "mkfifo", "mknod",
         "ftruncate", "chmod", "fchmod", "chown", "fchown", "lchown", "utime", "chdir", "fchdir", "statvfs", "sendfile",
     )),
-    *((fcntl, name, "files are behind the runtime's disk") for name in ("fcntl", "flock", "ioctl", "lockf")),
-    *((os, name, "programs are started on a host by its cluster") for name in (
+    *((fcntl, name, "use the runtime's disk") for name in ("fcntl", "flock", "ioctl", "lockf")),
+    *((os, name, "let the cluster start programs on a host") for name in (
         "system", "fork", "forkpty", "execv", "execve", "posix_spawn", "posix_spawnp", "kill", "killpg", "putenv",
         "unsetenv",
     )),
-    (builtins, "open", "files are behind the runtime's disk"),
-    (io, "open", "files are behind the runtime's disk"),
+    (builtins, "open", "use the runtime's disk"),
+    (io, "open", "use the runtime's disk"),
     (socket, "getaddrinfo", "there is no name service"),
-    (socket, "create_connection", "connections are the loop's"),
-    (socket.socket, "__init__", "connections are the loop's"),
+    (socket, "create_connection", "use the loop's connections"),
+    (socket.socket, "__init__", "use the loop's connections"),
     (threading.Thread, "start", "there are no threads"),
     (_thread, "start_new_thread", "there are no threads"),
 )  # fmt: skip
@@ -86,11 +86,11 @@ _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
 
 _AUDITED = {
     **dict.fromkeys(("open", "os", "shutil", "tempfile", "glob", "pathlib", "mmap", "fcntl", "sqlite3"),
-                    "files are behind the runtime's disk"),
-    **dict.fromkeys(("socket", "urllib", "http", "ftplib", "smtplib"), "connections are the loop's"),
-    **dict.fromkeys(("subprocess", "pty", "signal"), "programs are started on a host by its cluster"),
+                    "use the runtime's disk"),
+    **dict.fromkeys(("socket", "urllib", "http", "ftplib", "smtplib"), "use the loop's connections"),
+    **dict.fromkeys(("subprocess", "pty", "signal"), "let the cluster start programs on a host"),
     **dict.fromkeys(("_thread",), "there are no threads"),
-    **dict.fromkeys(("ctypes",), "there is no way around the runtime"),
+    **dict.fromkeys(("ctypes",), "use the runtime"),
 }  # fmt: skip
 """First word of an audit event -> what to use instead."""
 
@@ -159,7 +159,7 @@ def _seeding(guard: Guard, original: Callable[..., None]) -> Callable[..., None]
     @functools.wraps(original)
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None:
-            guard.refuse("random.Random.seed without a seed", "randomness comes from the runtime")
+            guard.refuse("random.Random.seed without a seed", "use the runtime's random numbers")
         original(self, a, version)
 
     return seed

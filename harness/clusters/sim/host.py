@@ -65,7 +65,7 @@ class Incarnation(Lane):
             return
         error = task.exception()
         if error is not None:
-            logger.critical("the process ends: %s: %s", type(error).__name__, error, exc_info=error)
+            logger.critical("the process failed: %s: %s", type(error).__name__, error, exc_info=error)
             self.end(EXIT_FAILED)
         else:
             result = task.result()
@@ -148,7 +148,7 @@ class SimHost:
     def start(self, program: ProgramMain) -> Incarnation:
         """Start a program. Raises SimulationError when one lives here already or there is no power."""
         if self.is_running:
-            raise SimulationError(f"{self.name} runs a process already")
+            raise SimulationError(f"{self.name} already runs a process")
         if not self.is_up:
             raise SimulationError(f"{self.name} has no power")
         self._starts += 1

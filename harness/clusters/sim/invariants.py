@@ -160,8 +160,8 @@ class Invariants:
             first = self.violations[0]
             return CheckOutcome(False, f"{first.rule}: {first.text} (at {first.at_s - zero_s:.3f} s)", details)
         if not self._leaders:
-            return CheckOutcome("unknown", "no member ever led", details)
-        return CheckOutcome(True, f"held over {self._last_committed + 1} committed entries", details)
+            return CheckOutcome("unknown", "no member ever became leader", details)
+        return CheckOutcome(True, f"held for {self._last_committed + 1} committed entries", details)
 
     def _broken(self, rule: str, text: str) -> None:
         if len(self.violations) < MAX_VIOLATIONS:
@@ -254,14 +254,14 @@ class Invariants:
         durable = before.ledger.store.durable_index
         if end > former_end and (before.cut is None or before.cut.done()):
             self._broken(
-                "recovery", f"{host} starts with {end - former_end} entries behind {former_end}, which it had removed"
+                "recovery", f"{host} starts with {end - former_end} entries after {former_end} that it had removed"
             )
         elif before.ledger.store.ledger_begin_index <= durable and end < durable:
-            self._broken("recovery", f"{host} starts with entries up to {end}, it had had {durable} on its disk")
+            self._broken("recovery", f"{host} starts with entries up to {end}, but had up to {durable} on its disk")
         begin = ledger.store.ledger_begin_index  # entries before it have expired
         for index, seen in before.log.items():
             if begin <= index <= end and _entry_of(ledger, index) != seen:
-                self._broken("recovery", f"entry {index} of {host} is another one after its start")
+                self._broken("recovery", f"entry {index} of {host} is a different one after its start")
                 return
 
     def _progressed(self, host: str) -> None:
@@ -273,7 +273,8 @@ class Invariants:
 
     def _beyond_end(self, host: str, ledger: DLedgerServer) -> None:
         store = ledger.store
-        self._broken("end", f"{host} has committed {store.committed_index}, its log ends at {store.ledger_end_index}")
+        committed, end = store.committed_index, store.ledger_end_index
+        self._broken("end", f"{host} has committed up to {committed}, but its log ends at {end}")
 
     def _learn_durable(self, host: str, member: _Member) -> None:
         """Check log matching for the entries that have become durable."""
@@ -286,7 +287,8 @@ class Invariants:
             member.log[index] = seen
             crc, owner = self._entries.setdefault((index, seen.term), (seen.chain_crc, host))
             if crc != seen.chain_crc:
-                self._broken("matching", f"{owner} and {host} have different entries {index} of term {seen.term}")
+                text = f"{owner} and {host} have different entries at index {index} of term {seen.term}"
+                self._broken("matching", text)
         member.durable = durable
         if len(member.log) > PRUNE_AT:
             for index in [index for index in member.log if index < durable - PRUNE_KEEP]:
@@ -299,7 +301,7 @@ class Invariants:
         member.cut = done
         if stays < member.committed and member.ledger.store.ledger_begin_index <= member.committed:
             gone = f"entries {stays + 1} to {before}"
-            self._broken("end", f"{host} removes {gone}, it has committed up to {member.committed}")
+            self._broken("end", f"{host} removes {gone}, but has committed up to {member.committed}")
         member.durable = min(member.durable, stays)
         for index in [index for index in member.log if index > stays]:
             del member.log[index]
@@ -313,7 +315,8 @@ class Invariants:
             self._beyond_end(host, member.ledger)
             return
         if store.committed_index < member.committed:
-            self._broken("end", f"{host} has committed {member.committed} and now {store.committed_index}")
+            now = store.committed_index
+            self._broken("end", f"{host} had committed up to {member.committed}, and now only up to {now}")
         first = max(member.committed, self._last_committed, store.ledger_begin_index - 1) + 1
         for index in range(first, store.committed_index + 1):
             seen = member.entry(index)
@@ -333,7 +336,8 @@ class Invariants:
         member = self._members.get(host)
         if member is not None and index > member.ledger.store.committed_index:
             committed = member.ledger.store.committed_index
-            self._broken("acknowledgement", f"{host} acknowledges entry {index}, it has committed up to {committed}")
+            text = f"{host} acknowledges entry {index}, but has committed only up to {committed}"
+            self._broken("acknowledgement", text)
 
     def _check_committed(self, host: str, member: _Member) -> bool:
         """Whether a member's last committed entry is the one that others have committed."""
@@ -345,7 +349,7 @@ class Invariants:
         other = self._committed_by[member.committed]
         self._broken(
             "commitment",
-            f"at {member.committed} {host} has committed {what}, {other} an entry of term {seen.term}",
+            f"at index {member.committed}, {host} has committed {what}, but {other} an entry of term {seen.term}",
         )
         return False
 
@@ -361,7 +365,7 @@ class Invariants:
         if len(holders) < group.quorum_size:
             self._broken(
                 "durability",
-                f"{host} commits entry {index}, which is on the disks of {', '.join(holders) or 'nobody'} only",
+                f"{host} commits entry {index}, which is on the disks of {', '.join(holders) or 'no members'} only",
             )
 
     def _prune(self) -> None:

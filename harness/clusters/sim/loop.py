@@ -208,7 +208,7 @@ class SimLoop(Timetable, RefusingLoop):
         Raises RuntimeError outside the main thread.
         """
         if self.current_lane() is not self.root:
-            self.refuse("add_signal_handler", "a program is asked to stop through its incarnation")
+            self.refuse("add_signal_handler", "a program learns from its incarnation that it should stop")
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("signal handlers can only be set in the main thread")
         context = copy_context()
@@ -381,13 +381,14 @@ class SimLoop(Timetable, RefusingLoop):
         )
         shown = ", ".join(waiting[:20]) + (" ..." if len(waiting) > 20 else "")
         raise Deadlock(
-            f"at {self.now - START_S:.6f} s nothing is ready and no timer is set; {len(waiting)} tasks wait: {shown}"
+            f"at {self.now - START_S:.6f} s nothing is ready and no timer is set; {len(waiting)} tasks are waiting: "
+            f"{shown}"
         )
 
     def _raise_runaway(self, lane: Lane) -> NoReturn:
         upcoming = ", ".join(repr(handle) for handle in list(lane.queue)[:3])
         raise Runaway(
-            f"{MAX_STEPS_AT_ONE_INSTANT} steps at {self.now - START_S:.6f} s without progress of time; "
+            f"{MAX_STEPS_AT_ONE_INSTANT} steps at {self.now - START_S:.6f} s without time advancing; "
             f"last in lane {lane.name}, next there: {upcoming or 'nothing'}"
         )
 

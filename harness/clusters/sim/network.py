@@ -166,7 +166,7 @@ class SimNetwork:
     def _host_of(self, lane: Lane) -> NetworkHost:
         host = self._by_address.get(lane.address)
         if host is None:
-            raise NotSimulated(f"{lane.name} uses the network in simulation: it runs on no host")
+            raise NotSimulated(f"{lane.name} uses the network in simulation, but runs on no host")
         return host
 
     def listen(
@@ -256,7 +256,10 @@ class SimNetwork:
     def _refuse_options(options: Mapping[str, Any]) -> None:
         unknown = [name for name, value in options.items() if value and name not in _HARMLESS_OPTIONS]
         if unknown:
-            raise NotSimulated(f"{', '.join(sorted(unknown))} in simulation: connections are plain and by address")
+            raise NotSimulated(
+                f"{', '.join(sorted(unknown))} is not available in simulation: connections are unencrypted and made by "
+                "address"
+            )
 
     # Faults (nemesis.target.Network and more)
 
@@ -445,5 +448,5 @@ class Dial:
 
 def _probe_result(link: Link, started_s: float, arrived_s: float | None, timeout_s: float) -> ProbeResult:
     if arrived_s is None:
-        return ProbeResult(link=link, passed=False, detail=f"nothing within {timeout_s:g} s")
-    return ProbeResult(link=link, passed=True, detail=f"after {(arrived_s - started_s) * 1000:.3f} ms")
+        return ProbeResult(link=link, passed=False, detail=f"nothing arrived within {timeout_s:g} s")
+    return ProbeResult(link=link, passed=True, detail=f"arrived after {(arrived_s - started_s) * 1000:.3f} ms")

@@ -29,7 +29,7 @@ def program_of(argv: Sequence[str]) -> ProgramMain:
     """The coroutine function for a command line. Raises NotSimulated when it does not run the node."""
     words = list(argv)
     if "-m" not in words or words[words.index("-m") + 1 : words.index("-m") + 2] != ["node"]:
-        raise NotSimulated(f"{' '.join(words)} in simulation: only `python -m node` runs there")
+        raise NotSimulated(f"cannot run {' '.join(words)} in simulation: only `python -m node` runs there")
     parser = _Parser(prog="node", add_help=False)
     commands = parser.add_subparsers(dest="command", required=True)
     broker, name_server = commands.add_parser("broker"), commands.add_parser("nameserver")

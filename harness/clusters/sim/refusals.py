@@ -38,11 +38,11 @@ class RefusingLoop(asyncio.AbstractEventLoop):
 
     def refuse(self, what: str, instead: str) -> NoReturn:
         """Record a violation and raise NotSimulated."""
-        message = f"{what} in simulation: {instead}"
+        message = f"{what} is not available in simulation: {instead}"
         self.violations.append(message)
         raise NotSimulated(message)
 
-    run_in_executor = _refused("there are no threads; blocking work belongs behind the runtime's disk")
+    run_in_executor = _refused("there are no threads; leave blocking work to the runtime's disk")
     set_default_executor = _refused("there are no threads")
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
@@ -56,12 +56,12 @@ class RefusingLoop(asyncio.AbstractEventLoop):
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> Any:
         return str(sockaddr[0]), str(sockaddr[1])
 
-    create_datagram_endpoint = _refused("programs have streams only")
-    create_unix_connection = _refused("hosts share no file system")
-    create_unix_server = _refused("hosts share no file system")
-    start_tls = _refused("connections carry plain bytes")
-    subprocess_exec = _refused("programs are started on a host by its cluster")
-    subprocess_shell = _refused("programs are started on a host by its cluster")
+    create_datagram_endpoint = _refused("programs have only streams")
+    create_unix_connection = _refused("hosts do not share a file system")
+    create_unix_server = _refused("hosts do not share a file system")
+    start_tls = _refused("connections are not encrypted")
+    subprocess_exec = _refused("let the cluster start programs on a host")
+    subprocess_shell = _refused("let the cluster start programs on a host")
     connect_read_pipe = _refused("there are no file descriptors")
     connect_write_pipe = _refused("there are no file descriptors")
     add_reader = _refused("there are no file descriptors")
@@ -72,8 +72,8 @@ class RefusingLoop(asyncio.AbstractEventLoop):
     def get_task_factory(self) -> Any:
         return None
 
-    set_task_factory = _refused("tasks must be the loop's own to come in a repeatable order")
-    sendfile = _refused("files are behind the runtime's disk")
+    set_task_factory = _refused("tasks must be the loop's own, so that their order is repeatable")
+    sendfile = _refused("use the runtime's disk")
     sock_recv = _refused("there are no sockets")
     sock_recv_into = _refused("there are no sockets")
     sock_recvfrom = _refused("there are no sockets")

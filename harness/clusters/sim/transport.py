@@ -330,7 +330,7 @@ class SimTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         if isinstance(protocol, asyncio.BufferedProtocol):
-            raise NotSimulated("BufferedProtocol in simulation: connections deliver bytes to asyncio.Protocol")
+            raise NotSimulated("BufferedProtocol is not available in simulation: use asyncio.Protocol")
         self._protocol = protocol  # type: ignore[assignment]
 
     def is_closing(self) -> bool:

@@ -137,7 +137,7 @@ async def file_systems(cluster: Any) -> None:
     assert first.write.outcome == "no answer"
     assert second.write.outcome == "ENOSPC"
     assert third.write.outcome == "EIO"
-    with pytest.raises(RuntimeError, match="another fault holds the file system of n1"):
+    with pytest.raises(RuntimeError, match="the file system of n1 is already held"):
         await cluster.disks.impair("f2", {"n1": DiskFault(kind="fill")})
     await cluster.disks.release("f1")
     await cluster.disks.release_all()
@@ -383,7 +383,7 @@ def test_forms_that_need_loop_devices_are_left_out_where_a_machine_has_none(
     monkeypatch.setattr(ssh_connection, "_LOOP_TRIAL", "echo 'losetup: cannot find an unused loop device' >&2; exit 1")
     forms, [problem] = usable()
     assert forms == {"fsync", "all"}
-    assert problem.endswith("scripts/provision.sh for what is missing") and "unused loop device" in problem
+    assert problem.endswith("scripts/provision.sh to install what is missing") and "unused loop device" in problem
     assert "\n" not in problem
 
 

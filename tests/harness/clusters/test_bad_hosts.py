@@ -52,11 +52,11 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (INVENTORY.replace("hostname", "hostnam", 1), [], "hosts.n1: unknown key 'hostnam' (did you mean hostname?)"),
         (INVENTORY + 'port = "22"\n', [], "hosts.n2: port must be a whole number, not '22'"),
         (INVENTORY + "[hosts", [], "hosts.toml: "),
-        (INVENTORY, ["--nodes", "3"], "--nodes 3: the hosts for replicas are only 2"),
+        (INVENTORY, ["--nodes", "3"], "--nodes 3: the inventory has only 2 hosts for replicas"),
         (INVENTORY, ["--nemesis", "kill@leeder"], "nemesis kill: unknown target 'leeder'"),
         (INVENTORY, ["--nemesis", "disk-stall=fsync@n9"], "n9"),
         (INVENTORY, ["--nemesis", "partition=majorities-ring"], "majorities-ring"),
-        (INVENTORY, ["--image", "x"], "--image: cluster ssh takes --inventory"),
+        (INVENTORY, ["--image", "x"], "--image: not an option of cluster ssh, which takes --inventory"),
     ],
 )
 def test_what_is_wrong_without_any_host(
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_hosts(tmp_path: Path, ssh_machines: Any, refused: Ca
     # The lab's Python is root's alone; these users have the system's.
     plain = re.sub("python = .*", "", good.replace('user = "root"', 'user = "plain"'))
     without = said(plain)
-    assert "user plain has no sudo without a password" in without and "provision.sh --sudo plain" in without
+    assert "user plain cannot use sudo without a password" in without and "provision.sh --sudo plain" in without
     assert "user plain is not root and does not use sudo" in said(plain.replace("plain", 'plain"\nsudo = false #'))
     for host in ("n1", "n2"):
         assert ssh_machines.files(host) == []

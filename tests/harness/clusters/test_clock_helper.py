@@ -80,7 +80,7 @@ def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
         assert machine.ahead_ns == true_ns
         await other.skew({"fault": "reset", "skew": {**NOTHING, "offset_ms": -1000}})
         machine.is_stubborn = True
-        with pytest.raises(ValueError, match="the clock is off by -1000 ms after it was set right"):
+        with pytest.raises(ValueError, match="the clock is off by -1000 ms after it was corrected"):
             await other.release_all({})
 
     asyncio.run(body())
@@ -227,7 +227,7 @@ def test_hosts_that_share_a_clock_are_refused() -> None:
         ({"n1": Link(own)}, "this machine"),
         ({"n1": Link("a"), "n2": Link("b"), "n3": Link("a")}, "n1"),
     ):
-        with pytest.raises(ClusterUnavailable, match=f"has no clock of its own, but that of {other}: set clock = "):
+        with pytest.raises(ClusterUnavailable, match=f"shares its clock with {other}: set clock = "):
             asyncio.run(
                 AgentClocks.prepared(links, shim=Shim())  # type: ignore[arg-type]
             )

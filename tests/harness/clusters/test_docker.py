@@ -165,7 +165,7 @@ def test_names_that_are_gone_or_wrong_reach_the_programs_of_a_container(
         await NAME_SERVICE.inject(target, planned)
         await cluster.run("n1", ["sh", "-c", "echo 'nameserver 127.0.0.11' > /etc/resolv.conf"])
         proof = await NAME_SERVICE.prove(target, planned)
-        assert not proof.proven and "somebody has written to /etc/resolv.conf of n1" in proof.detail
+        assert not proof.proven and "/etc/resolv.conf of n1 was modified by something else" in proof.detail
 
     with_cluster(tmp_path, docker_engine, scenario, {("names", kind) for kind in ABILITIES["names"]})
 
@@ -189,7 +189,7 @@ def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Pa
             await inner.stop()
         # Its data could not be fetched, so that they stay where they are.
         left = f"sb-{RUN}-2-n1"
-        assert str(caught.value).startswith("the files of n1 are left in containers, which have ended")
+        assert str(caught.value).startswith("the files of n1 could not be fetched and are still in stopped containers")
         assert [claim.ident for claim in run.claims] == [left] and not run.close()
         copy = re.search(r"docker (cp \S+) DIRECTORY", str(caught.value))
         assert copy is not None
@@ -309,9 +309,9 @@ def test_an_image_that_is_not_there_or_lacks_what_faults_need(tmp_path: Path, do
         DockerCluster.require(image="no-such-image")
     DockerCluster.require(image=HOST_IMAGE)
     for removed, said in (
-        ("$(command -v nft)", "n1 lacks nftables: add what is missing to the image, or leave --image out"),
+        ("$(command -v nft)", "n1 lacks nftables: add what is missing to the image, or leave out --image"),
         ("$(command -v sh)", "n1 lacks dash: add what is missing"),
-        ("$(command -v python3)", "image sb-bare cannot be a host, which needs .*Python.*: add what is missing"),
+        ("$(command -v python3)", "image sb-bare cannot be used for hosts, which need .*Python.*: add what is missing"),
     ):
         dockerfile = f"FROM {HOST_IMAGE}\nRUN rm {removed}\n"
         build = ["docker", "-H", docker_engine.url, "build", "-q", "-t", "sb-bare", "-"]

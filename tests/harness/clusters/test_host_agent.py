@@ -367,7 +367,7 @@ def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path)
     async def scenario(host: Host) -> None:
         other = Host(Path(host.base), f"{host.run_id}-2")
         refusal = await asyncio.to_thread(other.command, "start")
-        assert refusal["refused"].startswith(f"the host is taken by run {host.run_id}: ")
+        assert refusal["refused"].startswith(f"the host is in use by run {host.run_id}: ")
         assert (await asyncio.to_thread(other.command, "clean"))["removed"] == []
         assert (await host.link.run(["true"]))[0] == 0
         for key in ("first", "second", "dropped"):
@@ -399,7 +399,10 @@ def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
     owner = Path(host.base, "owner")
     owner.parent.mkdir()
     owner.touch()
-    assert host.command("start") == {"refused": f"{owner} is empty: if no run has the host, rm it", "taken": True}
+    assert host.command("start") == {
+        "refused": f"{owner} is empty: if no run is using the host, delete it",
+        "taken": True,
+    }
     assert host.command("clean") == {"removed": [], "left": []} and os.listdir(host.base) == []
 
 
@@ -412,7 +415,7 @@ def test_a_directory_that_cannot_be_used_is_refused_and_nothing_is_left_there(
         assert host_agent._start_command(str(base), "one", "") == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    how = "name another by directory = in the inventory"
+    how = "set another with directory = in the inventory"
     why = f"its directory {tmp_path}/file cannot be used (File exists): {how}"
     assert refusal(tmp_path / "file") == {"refused": why, "taken": True}
 

@@ -232,7 +232,7 @@ def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -
         held, well = await asyncio.gather(disks.probe("n1", timeout_s=0.5), disks.probe("n2", timeout_s=WAIT_S))
         assert held.write.outcome == "no answer" and well.sync.outcome == "ok"
         assert await cluster.strays("n1") == [], "the probe that was killed, and cannot end yet, is the harness's own"
-        with pytest.raises(RuntimeError, match="another fault holds the file system of n1"):
+        with pytest.raises(RuntimeError, match="the file system of n1 is already held"):
             await disks.impair("f2", {"n1": DiskFault(kind="fill")})
         await disks.release("f2")
         await disks.release("f1")
@@ -325,7 +325,7 @@ def test_a_replica_that_ends_for_its_disk_to_be_mounted_again_has_not_ended_by_i
             await current["n1"].wait()
         await disks.release("f1")
         assert await processes.revive(["n1"]) == ["n1"]
-        told = {"n1 ended by itself, with status -9": 1} if ends_before else {}
+        told = {"n1 exited unexpectedly, with status -9": 1} if ends_before else {}
         assert dict(processes.unexpected_exits) == told
 
     with_cluster(tmp_path, scenario)

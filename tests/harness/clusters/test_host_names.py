@@ -180,7 +180,7 @@ def test_a_program_that_has_the_machines_own_names_fails_the_proof(
         planned = await NAME_SERVICE.plan(target, random.Random(1), fault_id="f1", variant="gone@n1")
         await NAME_SERVICE.inject(target, planned)
         proof = await NAME_SERVICE.prove(target, planned)
-        assert not proof.proven and "n1 sees another /etc/resolv.conf" in proof.detail, proof
+        assert not proof.proven and "n1 sees a different /etc/resolv.conf" in proof.detail, proof
 
     argv = ["sh", "-c", HAS_ITS_OWN, sys.executable, KNOWS]
     on_cluster(cluster_class, run_state, tmp_path, argv, eventually, scenario)

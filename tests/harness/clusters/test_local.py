@@ -285,7 +285,7 @@ def test_a_program_that_dials_past_its_link_is_found_out(
             else:
                 assert not proof.proven
                 [problem] = proof.failed
-                assert f"n1 (process {dialler.pid}) reaches n2 at {address}, past the proxy" in problem
+                assert f"n1 (process {dialler.pid}) reaches n2 at {address}, bypassing the proxy" in problem
                 assert "use --cluster netns" in problem
             # One byte goes to and fro: the cut has stopped it on its way there, or on its way back.
             ways = [Link("n1", "n2"), Link("n2", "n1")]
@@ -325,7 +325,7 @@ def test_a_program_that_dials_past_its_link_proves_nothing_of_a_late_one(
                     assert each.proven, each
                 else:
                     assert not each.proven
-                    assert f"n1 (process {dialler.pid}) reaches n2 at {address}, past the proxy" in each.detail
+                    assert f"n1 (process {dialler.pid}) reaches n2 at {address}, bypassing the proxy" in each.detail
             await LINK.heal(target, planned)
             assert (await LINK.prove_healed(target, planned)).proven
 
@@ -383,9 +383,12 @@ def test_a_program_with_a_connection_for_each_request_past_its_link_is_found_out
                 seen = await PARTITION.prove_met(target, replace(planned, evidence=evidence))
             if way == "the address of the host":
                 assert not seen.proven, seen
-                assert f"n2 was reached at {direct}, past the proxies, by another host, or by itself" in seen.detail
+                assert (
+                    f"n2 was reached at {direct}, bypassing the proxies, by another host, itself or a client"
+                    in seen.detail
+                )
             else:  # one that is open while somebody looks is found out by itself
-                is_met = way != "its own link" and f"reaches n2 at {direct}, past the proxy" in seen.detail
+                is_met = way != "its own link" and f"reaches n2 at {direct}, bypassing the proxy" in seen.detail
                 assert seen.proven or is_met, seen
 
     asyncio.run(main())
@@ -494,7 +497,7 @@ def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_
                     assert proof.proven, proof
                 else:
                     [problem] = proof.failed
-                    assert f"n1 (process {program.pid}) reaches n2 at {shown}:{port}, past the proxy" in problem
+                    assert f"n1 (process {program.pid}) reaches n2 at {shown}:{port}, bypassing the proxy" in problem
 
     asyncio.run(main())
 
@@ -522,7 +525,7 @@ def test_who_may_be_sent_udp_past_the_proxies_is_found_out(
             for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
                 if on_own_port and is_cut:
                     [problem] = proof.failed
-                    assert problem.startswith(f"n2 (process {program.pid}) at {address}:{port} may be sent UDP, past")
+                    assert problem.startswith(f"n2 (process {program.pid}) at {address}:{port} can be sent UDP that")
                 else:
                     assert proof.proven, proof
 
@@ -764,7 +767,7 @@ def test_impossible_clusters_are_refused(
 
 def test_a_system_without_ports_is_told_to_have_some(tmp_path: Path, run_state: RunState) -> None:
     with pytest.raises(
-        ClusterUnavailable, match=r"it names none: .* \(ports = {...} in a plug-in\), or use --cluster net"
+        ClusterUnavailable, match=r"the system declares none: .* \(ports = {...} in a plug-in\), or use --cluster net"
     ):
         LocalCluster(node_count=3, run=run_state, work_dir=str(tmp_path), ports=[])
 

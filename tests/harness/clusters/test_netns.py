@@ -309,7 +309,7 @@ def test_programs_run_on_their_hosts_and_clients_reach_them(tmp_path: Path) -> N
             answer = (await reader.read()).decode()
             writer.close()
         assert answer == f"{cluster.bind_address(CLIENTS_HOST)} {RUN}\ncontent of n1\n"
-        with pytest.raises(ValueError, match="port 7001 was not announced"):
+        with pytest.raises(ValueError, match="port 7001 is not one of this cluster's ports"):
             cluster.address_from("n1", "n2", 7001)
 
     with_cluster(tmp_path, scenario)

@@ -55,7 +55,7 @@ async def seen_by_a_program(cluster: LocalCluster) -> tuple[float, str]:
 
 def test_a_store_that_no_configuration_can_name_is_one_line(tmp_path: Path) -> None:
     run = RunState.create(f"test-{os.getpid()}-name", state_root=str(tmp_path / "states"))
-    with pytest.raises(OperatorError, match=r"is not UTF-8, .*: choose another place with --store DIR") as caught:
+    with pytest.raises(OperatorError, match=r"is not valid UTF-8, .*: choose another place with --store DIR") as caught:
         cluster_in(tmp_path / "not UTF-8 \udcff", run, 23911)
     assert "\n" not in str(caught.value)
     assert run.close()

@@ -42,7 +42,7 @@ def test_an_ordinary_user_gets_them_inside_a_user_namespace(monkeypatch: pytest.
 def test_without_namespaces_auto_is_local_and_says_why(monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
     machine(monkeypatch, euid=euid, why_not={euid != 0: "missing packages: nftables"})
     assert choose("auto") == Choice("local", "no network namespaces: missing packages: nftables")
-    with pytest.raises(ClusterUnavailable, match="netns cannot be had: missing packages: nftables"):
+    with pytest.raises(ClusterUnavailable, match="netns is not available: missing packages: nftables"):
         choose("netns")
 
 
@@ -180,5 +180,5 @@ def test_root_in_a_chroot_is_told_what_is_missing_there(tmp_path: Path) -> None:
         [*namespaces, "sh", "-c", CHROOT, "sh", str(root), sys.executable, ask],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.stdout.startswith("/ is no mount point, as in a plain chroot"), done.stdout + done.stderr
+    assert done.stdout.startswith("/ is not a mount point, as in a plain chroot"), done.stdout + done.stderr
     assert "mount --bind DIR DIR" in done.stdout and "CAP_SYS_ADMIN" not in done.stdout

@@ -133,9 +133,9 @@ def test_a_cut_of_a_machine_that_has_got_another_address_is_not_proven(tmp_path:
         assert (await cluster.run("n2", ["ip", "address", "add", "10.99.0.7/32", "dev", "eth0"]))[0] == 0
         try:
             for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
-                assert not proof.proven and proof.failed[0].startswith("n2 has got 10.99.0.7 since the run began"), (
-                    proof
-                )
+                assert not proof.proven and proof.failed[0].startswith(
+                    "n2 has gained addresses since the run began (10.99.0.7)"
+                ), proof
         finally:
             await cluster.run("n2", ["ip", "address", "del", "10.99.0.7/32", "dev", "eth0"])
         assert (await PARTITION.prove(target, planned)).proven
@@ -216,7 +216,7 @@ def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_ma
         assert process.exit_status() is None
         with pytest.raises(ValueError, match="not fetched"):
             cluster.local_path("n1", "/etc/passwd")
-        with pytest.raises(ValueError, match="port 7001 was not announced"):
+        with pytest.raises(ValueError, match="port 7001 is not one of this cluster's ports"):
             cluster.address_from("n1", "n2", 7001)
 
     with_cluster(tmp_path, ssh_machines, scenario)
@@ -242,7 +242,8 @@ def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machin
         packed = f"{os.path.dirname(cluster.log_path('n2', 'log')).strip('/').replace('/', '-')[-100:]}.tar.gz"
         in_the_way = os.path.join(cluster.agent("n2").directory, packed)
         assert (await cluster.run("n2", ["sh", "-c", f"rm {in_the_way} && mkdir {in_the_way}"]))[0] == 0
-        said = rf"n1: the files of n1 are left there, in .*/{RUN}\.left; n2: the files of n2 are left there"
+        where = rf"could not be fetched and are still there, in .*/{RUN}\.left"
+        said = rf"n1: the files of n1 {where}; n2: the files of n2 {where}"
         with pytest.raises(HarnessError, match=said):
             await cluster.stop()
         assert here[1].exists(), "of which all have come"
@@ -367,11 +368,11 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
     assert "n1: there is no python9" in said(python="python9")
     other_key = str(tmp_path / "other")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other_key], check=True)
-    assert "n1: user root was not let in at 10.78.0.1 with " + other_key in said(identity_file=other_key)
+    assert "n1: cannot log in to 10.78.0.1 as root with " + other_key in said(identity_file=other_key)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", other_key], check=True)
     assert f"n1: {other_key} has a passphrase: give it to an SSH agent" in said(identity_file=other_key)
     Path(other_key).write_text("no key\n")
-    assert f"n1: {other_key} is no private key (" in said(identity_file=other_key)
+    assert f"n1: {other_key} is not a private key (" in said(identity_file=other_key)
     assert f"n1: known_hosts {tmp_path} cannot be read (Is a directory)" in said(known_hosts=str(tmp_path))
     wrong.write_text(f"@cert-authority * {keys[0].split(' ', 1)[1]}\n{first.hostname} ssh-ed25519 A\n")
     assert f"the host key of 10.78.0.1 is not in {wrong}" in said(known_hosts=str(wrong))
@@ -380,7 +381,7 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
     same = [dataclasses.replace(host, address="10.78.0.1") for host in (first, second)]
     assert "n1 and n2 have the same address 10.78.0.1" in refusal(tmp_path, ssh_machines, same)
     twice = refusal(tmp_path, ssh_machines, [first, dataclasses.replace(first, name="n2")])
-    assert twice[2:] == ": the host is in this run already, by another name: name every machine once"
+    assert twice[2:] == ": the host is already in this run under another name: list every machine once"
     expect_nothing_left(ssh_machines)
 
 
@@ -396,7 +397,7 @@ def test_a_machine_that_sends_from_another_address_is_refused(tmp_path: Path, ss
         ssh_machines.ip("n1", "address", "delete", "10.78.0.101/24", "dev", "eth0")
     assert said == (
         "n1 sends to the other hosts from 10.78.0.1, not from its address 10.78.0.101, so cuts would miss what it "
-        "sends: set its address to 10.78.0.1, or its routes to send from 10.78.0.101"
+        "sends: set its address to 10.78.0.1, or fix its routes to send from 10.78.0.101"
     )
     expect_nothing_left(ssh_machines)
 
@@ -447,12 +448,14 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
             assert cluster.bind_address("n1") == "10.78.0.1"
             assert cluster.bind_address("ns1") == "10.78.0.2"
             second_run, second = make(tmp_path, hosts[:1], f"{RUN}-two", count=1)
-            with pytest.raises(ClusterUnavailable, match=f"n1: the host is taken by run {RUN}-one"):
+            with pytest.raises(ClusterUnavailable, match=f"n1: the host is in use by run {RUN}-one"):
                 await second.start()
             assert second_run.claims == ()
             elsewhere = dataclasses.replace(hosts[0], directory=f"{hosts[0].directory}/other/")
             third_run, third = make(tmp_path, [elsewhere], f"{RUN}-three", count=1)
-            with pytest.raises(ClusterUnavailable, match=f"n1: the host is taken by run {RUN}-one, whose files are in"):
+            with pytest.raises(
+                ClusterUnavailable, match=f"n1: the host is in use by run {RUN}-one, whose files are in"
+            ):
                 await third.start()
             assert third_run.claims == () and ssh_machines.files("n1") == sorted([f"{RUN}-one", "owner"])
             assert "splitbrain_counters" in ssh_machines.rules("n1")
@@ -462,7 +465,7 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
         assert run.claims == ()
         twice = [dataclasses.replace(hosts[0], name="again", directory=f"{hosts[0].directory}/{n}/") for n in "ab"]
         run, cluster = make(tmp_path, twice, f"{RUN}-four", count=2)
-        with pytest.raises(ClusterUnavailable, match=r"n\d is in this run already, by another name"):
+        with pytest.raises(ClusterUnavailable, match=r"n\d is already in this run under another name"):
             await cluster.start()
         assert run.claims == ()
 
@@ -510,7 +513,7 @@ def test_what_cannot_be_given_back_stays_claimed(tmp_path: Path, ssh_machines: A
         await cluster.start()
         able = tmp_path / "able"
         await cluster.agent("n2").request("undo", {"key": "clock", "argv": ["test", "-e", str(able)]})
-        with pytest.raises(HarnessError, match="n2: left there: clock"):
+        with pytest.raises(HarnessError, match="n2: could not clean up: clock"):
             await cluster.stop()
         assert [claim.ident for claim in run.claims] == ["n2"]
         able.touch()
@@ -531,7 +534,7 @@ def test_a_machine_that_runs_nothing_of_ours_can_be_forgotten(tmp_path: Path, ss
 
     async def body() -> None:
         run, cluster = make(tmp_path, hosts, f"{RUN}-mute", count=1)
-        with pytest.raises(ClusterUnavailable, match=r"n1: the agent could not be run \(status 3\)"):
+        with pytest.raises(ClusterUnavailable, match=r"n1: the agent could not be started \(status 3\)"):
             await cluster.start()
         state_root = str(tmp_path / "state")
         die(run)

@@ -144,8 +144,8 @@ def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(run: Run, ca
         assert caplog.messages == []
         await kill_it(made.current["n2"])
         await made.faults.release_all()
-        assert caplog.messages == ["n2 ended by itself, with status -9; it is started again"]
-        assert made.faults.unexpected_exits == {"n2 ended by itself, with status -9": 1}
+        assert caplog.messages == ["n2 exited unexpectedly, with status -9; restarting it"]
+        assert made.faults.unexpected_exits == {"n2 exited unexpectedly, with status -9": 1}
 
     with caplog.at_level("WARNING", logger="harness.faults.processes"):
         run(work)
@@ -161,7 +161,7 @@ def test_who_is_ended_by_the_harness_for_no_fault_has_not_ended_by_itself(run: R
         await getattr(made.current["n2"], way)()
         assert [(await made.faults.look(host)).ended_by_itself for host in HOSTS] == [False, True, False]
         await made.faults.release_all()
-        assert made.faults.unexpected_exits == {"n2 ended by itself, with status -9": 1}
+        assert made.faults.unexpected_exits == {"n2 exited unexpectedly, with status -9": 1}
         assert await made.states() == [RUNNING] * 3
 
     run(work)

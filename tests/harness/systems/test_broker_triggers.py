@@ -94,7 +94,11 @@ def test_what_a_cluster_cannot_see_is_said() -> None:
     assert not_waited_for(schedule, SimCluster, BrokerSystem) is None
     assert kinds_seen(SimCluster, BrokerSystem) == set(KINDS)
     line = not_waited_for(schedule, LocalCluster, BrokerSystem)
-    assert line is not None and "local cannot see storing" in line and line.endswith("at their time alone: inject f1")
+    assert (
+        line is not None
+        and "local cannot observe storing" in line
+        and line.endswith("at their scheduled times only: inject f1")
+    )
 
 
 @pytest.mark.long

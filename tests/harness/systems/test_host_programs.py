@@ -123,7 +123,7 @@ def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told
         faults = ReplicaProcesses(["n1"], process=current.get, restart=restart)
         assert (await faults.look("n1")).ended_by_itself
         await faults.release_all()
-        told = "n1 ended by itself, in part: program sentinel of n1 ended with status -9"
+        told = "n1 exited unexpectedly, in part: program sentinel of n1 ended with status -9"
         assert faults.unexpected_exits == {told: 1}
         assert await current["n1"].state() == RUNNING and not (await faults.look("n1")).ended_by_itself
 

@@ -347,7 +347,7 @@ class FakeNames:
         return found
 
     async def reaches(self, host: str) -> str | None:
-        return f"process 7 (io) of {host} sees another /etc/resolv.conf" if host in self.unreached else None
+        return f"process 7 (io) of {host} sees a different /etc/resolv.conf" if host in self.unreached else None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         return {host: FaultMet(self.asked, self.met_by_programs) for host in self.faults.get(fault_id, ())}

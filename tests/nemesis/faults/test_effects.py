@@ -255,7 +255,7 @@ def test_a_program_that_sees_other_files_of_names_fails_the_proof(
             await NAME_SERVICE.prove(target, injection),
             await NAME_SERVICE.prove_met(target, injection),
         ):
-            assert not proof.proven and proof.failed == ["process 7 (io) of n2 sees another /etc/resolv.conf"]
+            assert not proof.proven and proof.failed == ["process 7 (io) of n2 sees a different /etc/resolv.conf"]
 
     run_virtual(main())
 

@@ -83,7 +83,7 @@ def test_how_a_process_ends(simulate: Simulate) -> None:
         process_tasks: list[asyncio.Task[None]] = []
         statuses = [await world.on("a", program).wait() for program in (fail, leave, leave_from_a_callback, go_on)]
         assert statuses == [1, 3, 1, 0]
-        assert "CRITICAL node the process ends: ValueError: broken" in world["a"].log.text()
+        assert "CRITICAL node the process failed: ValueError: broken" in world["a"].log.text()
         await asyncio.sleep(100)
         assert not process_tasks[0].done()  # it died with its process
 

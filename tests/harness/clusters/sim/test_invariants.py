@@ -161,7 +161,7 @@ def test_what_a_right_group_does_breaks_nothing(group: Group) -> None:
     group.commit("n3", 2)
     assert group.rules == []
     outcome = group.invariants.outcome()
-    assert outcome.valid is True and outcome.reason == "held over 3 committed entries"
+    assert outcome.valid is True and outcome.reason == "held for 3 committed entries"
 
 
 def test_votes_and_leaders(group: Group) -> None:
