@@ -131,7 +131,7 @@ class FileSystemDisks:
         await self._mount_again(host)
         self._let_go(fault_id, host)
         recorded = None if self._shim is None else await self._shim.recorded(host)
-        seen = "" if recorded is None else f", out of {plural(recorded, 'change')} seen by {self.mechanism(host)}"
+        seen = "" if recorded is None else f", of {plural(recorded, 'change')} that {self.mechanism(host)} has seen"
         cut = PowerCut(None, None, f"what the kernel had not written{seen}", recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

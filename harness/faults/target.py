@@ -110,7 +110,10 @@ def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechan
         return None
     if all(kind is None or (mechanism == AUTO and mechanism_for(kind) == PRELOAD) for kind in kinds):
         return None
-    return "its programs' clocks are changed in the vDSO, which covers only the wall clock: try --mechanism preload"
+    return (
+        "its programs' clocks are changed in the vDSO, which covers only the wall clock: use --mechanism preload if it "
+        "reaches them"
+    )
 
 
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:

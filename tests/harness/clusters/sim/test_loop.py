@@ -186,7 +186,7 @@ def test_waiting_for_nothing_is_a_deadlock() -> None:
         await asyncio.sleep(1)
         await lonely
 
-    with pytest.raises(Deadlock, match=r"at 1\.000000 s .*2 tasks wait: .*lonely"):
+    with pytest.raises(Deadlock, match=r"at 1\.000000 s .*2 tasks are waiting: .*lonely"):
         run(main())
 
 
