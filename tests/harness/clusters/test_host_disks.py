@@ -649,7 +649,9 @@ def test_a_place_without_room_for_a_disk_is_named(tmp_path: Path) -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         work_dir = tmp_path / "full"
         cluster = NetnsCluster(node_count=1, run=run, work_dir=str(work_dir), ports=[PORT], storage=IMAGE)
-        with pytest.raises(ClusterUnavailable, match=rf"free some space for {work_dir}/n1/disk\.img; without, "):
+        with pytest.raises(
+            ClusterUnavailable, match=rf"free some space for {work_dir}/n1/disk\.img; to run without one"
+        ):
             await cluster.start()
         await cluster.stop()
         assert run.claims == () and run.close()

@@ -150,7 +150,7 @@ def test_addresses_are_one_for_each_link_and_host(tmp_path: Path, run_state: Run
             assert len(binds) == 5 and len(links) == 6 + 4 + 3
             assert not {link.rpartition(":")[0] for link in links} & binds
             assert cluster.address_from("n1", "n1", PORT) == f"{cluster.bind_address('n1')}:{PORT}"
-            with pytest.raises(ValueError, match="port 99 is none"):
+            with pytest.raises(ValueError, match="port 99 is not one"):
                 cluster.address_from("n1", "n2", 99)
             with pytest.raises(ValueError, match="ns1 opens no connections to n1"):
                 cluster.address_from(EXTRA_HOST, "n1", PORT)
@@ -437,7 +437,7 @@ def test_a_connection_past_its_link_that_carries_one_way_only_is_found_out(
                 assert proof.proven, proof
             else:
                 assert not proof.proven, proof
-                assert f"n1 (process {taker.pid}) reaches n2 at {address}:{PORT}, past the prox" in proof.detail
+                assert f"n1 (process {taker.pid}) reaches n2 at {address}:{PORT}, bypassing the prox" in proof.detail
 
     asyncio.run(main())
 
@@ -620,7 +620,7 @@ def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_sta
             leak = Link("n1", "n2")
             probe._listeners[leak] = probe._listeners[Link("n1", "n3")]  # new connections find a way around
             for result in await cluster.network.probe([leak], timeout_s=1.0):
-                assert result.passed and result.partial and "not on every connection" in result.detail
+                assert result.passed and result.partial and "not on every existing connection" in result.detail
 
     asyncio.run(main())
 

@@ -554,7 +554,7 @@ def test_the_mend_is_named_for_what_a_host_says() -> None:
         return str(_why_not(host, status, said, said))
 
     assert "scripts/provision.sh --sudo admin" in why(1, "sudo: a password is required")
-    assert "has no sudo" in why(127, "bash: line 1: sudo: command not found")
+    assert "cannot use sudo" in why(127, "bash: line 1: sudo: command not found")
     assert "python 3.9: 3.11 or newer" in why(1, "python 3.9")
     assert "set sudo = true" in why(1, "PermissionError: [Errno 13] Permission denied: '/var/lib/x'")
     assert _why_not(host, 9, "", "") is None
