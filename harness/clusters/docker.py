@@ -47,7 +47,7 @@ _CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
 class DockerCluster(RemoteCluster):
     """Hosts as containers, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
-    `image` needs a user root, Python 3.11, a shell, coreutils, nftables and iproute2. Without one, the project's own
+    `image` needs a root user, Python 3.11, a shell, coreutils, nftables and iproute2. Without one, the project's own
     image is used, and built if it is missing.
     """
 
