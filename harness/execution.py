@@ -368,7 +368,7 @@ def judge_run(
         notes.append(f"{plural(missing, 'event')} of the history are missing")
     left = sum(event["process"] != NEMESIS for event in events) if too_large is None else sum(too_large.ops.values())
     if left < judged:
-        observed.trouble.append(f"the history has lost its end: {left:,} events of clients are left of {judged:,}")
+        observed.trouble.append(f"the history has lost its end: only {left:,} of {judged:,} client events are left")
     note = "; ".join(notes) or None
     results = judge(test, workload, events, observed, history_note=note, missing=missing, too_large=too_large)
     return {**results, **facts}

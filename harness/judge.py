@@ -184,7 +184,7 @@ def _verdict(
     count = f"{ops['ok']} operations succeeded"
     if faults:
         unmet = count_unmet(faults)
-        met = f", {unmet} of which nobody met" if unmet else ""
+        met = f", {unmet} of them not exercised" if unmet else ""
         return True, f"{count} under {len(faults)} proven fault{'s' if len(faults) > 1 else ''}{met}; every check holds"
     return True, f"{count} without faults; every check holds"
 

@@ -79,7 +79,7 @@ def _check_schema(path: str, schema: Any) -> None:
     written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
     missing = [name for name in written if name and name not in schema.names]
     if missing:
-        raise FormatError(path, None, f"damaged: it was written with a column {missing[0]}, and has none")
+        raise FormatError(path, None, f"damaged: its column {missing[0]} is missing")
 
 
 def _may_hold_booleans(table: Any) -> bool:

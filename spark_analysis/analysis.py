@@ -142,7 +142,7 @@ def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
     copies = _copies([row for row in rows if row.is_usable])
     if not copies:
         return runs
-    listing.remarks += [(path, f"a copy of {original}, which is counted in its place") for path, original in copies]
+    listing.remarks += [(path, f"a copy of {original}, which is counted instead") for path, original in copies]
     names = spark.createDataFrame([(path,) for path, _ in copies], "run_dir string")
     return runs.join(F.broadcast(names), "run_dir", "left_anti")
 
@@ -238,7 +238,7 @@ def _overview(listing: Listing, runs: DataFrame, options: Options, problems: Tab
     ).first()  # fmt: skip
     if not seen or not seen.runs:
         left = "; ".join(f"{row['run']}: {row['problem']}" for row in problems.rows[:3])
-        raise AnalysisError(f"no run of {listing.place} is left to analyse" + (f" ({left})" if left else ""))
+        raise AnalysisError(f"no usable run in {listing.place}" + (f" ({left})" if left else ""))
     return Analysis(
         place=listing.place, options=options, runs=seen.runs, operations=seen.operations or 0,
         first_started_at=seen["first"], last_started_at=seen["last"],
@@ -258,7 +258,7 @@ def _checked(
     table = checks_table(runs, check_runs(spark, listing, runs, plan))
     for row in runs.select("run_dir", "workload", "configuration").orderBy("run_dir").collect():
         if not plan.checks_for(row.workload, row.configuration):
-            reason = f"not checked: no check belongs to workload {row.workload}; name a model with --model"
+            reason = f"not checked: workload {row.workload} has no check; name a model with --model"
             problems.rows.append({"run": row.run_dir, "problem": reason, "left_out": False})
     return [table]
 
@@ -293,6 +293,6 @@ def since_text(text: str, *, now: datetime | None = None) -> str:
             moment = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise AnalysisError(
-            f"--since is a time such as 2026-01-31T12:00 or an age such as 36h or 7d, not {text!r}"
+            f"--since must be a time such as 2026-01-31T12:00 or an age such as 36h or 7d, not {text!r}"
         ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MEASURES = {
-    "unavailable_ns": "ns a run was unavailable in all",
+    "unavailable_ns": "total ns for which a run was unavailable",
     "longest_unavailable_ns": "ns of the longest unavailability of a run",
     "unavailabilities": "unavailabilities of a run",
-    "recovery_after_start_ns": "ns from a fault's start to service again",
-    "recovery_after_heal_ns": "ns from a fault's heal to service again",
+    "recovery_after_start_ns": "ns from a fault's start until service is restored",
+    "recovery_after_heal_ns": "ns from a fault's heal until service is restored",
     "lost": "acknowledged messages that a run lost",
-    "duplicated": "messages that a run had twice, where its workload forbids it",
+    "duplicated": "messages duplicated in a run whose workload forbids it",
 }
 """Measures and their meanings; those of recovery are per fault, the others per run."""
 

@@ -93,8 +93,10 @@ def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collect
         known = history_files(spark, chosen).mapInArrow(identities, "run_dir string, run_id string").collect()
         ids = [(row.run_dir, compacted_run_dir(row.run_id)) for row in known if row.run_id]
         if len({run_id for _, run_id in ids}) != len(ids):
-            raise AnalysisError(f"{listing.place} holds two runs with one run_id: they would become one run")
-        left_out += [f"{row.run_dir}: its history is damaged or names no run" for row in known if not row.run_id]
+            raise AnalysisError(
+                f"{listing.place} has two runs with the same run_id, which would become one: remove one of them"
+            )
+        left_out += [f"{row.run_dir}: its history is damaged or has no run_id" for row in known if not row.run_id]
         whole = {run_dir for run_dir, _ in ids}
         placed = spark.createDataFrame([b for b in bins if b[0].rpartition("/")[0] in whole], "path string, bin int")
         (
@@ -130,9 +132,9 @@ def _taken(listing: Listing, run_dirs: Collection[str] | None) -> tuple[list[Run
     left_out = [f"{run.run_dir}: its history is not Parquet" for run in asked if run.run_dir not in places]
     # It is not known here which run is in which of the compacted files.
     if run_dirs is None or any(run_dir.startswith(compacted_run_dir("")) for run_dir in run_dirs):
-        left_out += [f"{path}: it is compacted already" for path, _ in listing.compacted]
+        left_out += [f"{path}: already compacted" for path, _ in listing.compacted]
     if not taken:
-        raise AnalysisError(f"{listing.place} holds no run with a {PARQUET} to compact")
+        raise AnalysisError(f"{listing.place} has no run with a {PARQUET} to compact")
     return taken, left_out
 
 

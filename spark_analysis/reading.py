@@ -96,7 +96,7 @@ def _read_parquet(content: Any, with_values: bool, *, may_be_empty: bool) -> Ite
     seen: set[int] = set()
     for start, end in itertools.pairwise(edges):
         if int(codes[start]) in seen:
-            raise UnreadableRunError("the events of one run do not stand together in the file")
+            raise UnreadableRunError("the events of one run are not contiguous in the file")
         seen.add(int(codes[start]))
         yield _from_table(table if end - start == table.num_rows else table.slice(start, end - start), with_values)
 
@@ -105,7 +105,7 @@ def _check_schema(schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(b"splitbrain.schema_version", b"1").decode(errors="replace")
     if not version.isdigit() or int(version) > SCHEMA_VERSION:
         raise UnreadableRunError(
-            f"written with schema version {version}, and this reader knows up to {SCHEMA_VERSION}: "
+            f"written with schema version {version}, but this reader supports up to {SCHEMA_VERSION}: "
             "analyse it with a newer splitbrain"
         )
     missing = [name for name in _REQUIRED if name not in schema.names]
@@ -115,7 +115,7 @@ def _check_schema(schema: pa.Schema) -> None:
     written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
     missing = [name for name in written if name and name not in schema.names]
     if missing:
-        raise UnreadableRunError(f"damaged: it was written with a column {missing[0]}, and has none")
+        raise UnreadableRunError(f"damaged: its column {missing[0]} is missing")
     for name in written:
         if name and not _is_of_its_kind(name, schema.field(name).type):
             raise UnreadableRunError(f"damaged: its column {name} is of type {schema.field(name).type}")
@@ -355,27 +355,29 @@ def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
         for batch in read_batches(io.BytesIO(content)):
             for number, event in batch.whole():
                 if (problem := _event_problem(event)) is not None:
-                    raise UnreadableRunError(f"line {number} is no event: {problem}")
+                    raise UnreadableRunError(f"line {number} is not an event: {problem}")
                 events.append(event)
     except DamagedLine as line:
         if not line.is_cut:
             shown = line.text.decode(errors="replace")
             raise UnreadableRunError(f"line {line.number}: {line.reason}: {shown}") from None
-        problems.append(f"the last line was cut short and is left out ({line.size_bytes} bytes)")
+        problems.append(f"the last line was cut short and is ignored ({line.size_bytes} bytes)")
     if not events:
         raise UnreadableRunError("the history has no events")
     if any("index" in event for event in events):
         try:
             _check_whole(np.array([event["index"] for event in events], np.int64))
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise UnreadableRunError("an event has no index, or one that is no number, and others have one") from None
+            raise UnreadableRunError(
+                "some events have an index, but one has none or one that is not an integer"
+            ) from None
     return events, problems
 
 
 def _event_problem(event: Any) -> str | None:
     """Why an object is no event; None if it is one. Booleans and floats are not accepted as process or time."""
     if not isinstance(event, dict):
-        return "it is no object"
+        return "it is not an object"
     missing = [name for name in ("process", "type", "f", "time") if name not in event]
     if missing:
         return f"it has no {', '.join(missing)}"

@@ -168,9 +168,9 @@ def _watched(spark: SparkSession, say: Callable[[str], None]) -> Iterator[None]:
             with contextlib.suppress(Exception):  # the session is ending
                 if _lacks_executors(spark):
                     say(
-                        f"waiting: {spark.sparkContext.master} has given no executor for {EXECUTORS_AFTER_S:g} s. Are "
-                        "its workers up, with a core free, and with the memory that an executor asks for (--conf "
-                        "spark.executor.memory=SIZE, 1g if none is named)?"
+                        f"waiting: {spark.sparkContext.master} has provided no executor for {EXECUTORS_AFTER_S:g} s. "
+                        "Are its workers up, with a free core and enough memory for an executor (--conf "
+                        "spark.executor.memory=SIZE, default 1g)?"
                     )
                     return
 
@@ -266,7 +266,9 @@ def _require_master(master: str | None) -> None:
     for address in str(master).removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or int(port) > MAX_PORT:
-            raise AnalysisError(f"--master {master}: an address is HOST:PORT, as spark://host:7077, not {address!r}")
+            raise AnalysisError(
+                f"--master {master}: an address must be HOST:PORT, as in spark://host:7077, not {address!r}"
+            )
         try:
             socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S).close()
             return
@@ -328,7 +330,7 @@ def _is_embedded(master: str | None) -> bool:
 def _check_memory(memory: str) -> None:
     match = re.fullmatch(r"(\d+)([mg])", memory.lower())
     if match is None:
-        raise AnalysisError(f"memory is a number with m or g, such as {DEFAULT_MEMORY}, not {memory!r}")
+        raise AnalysisError(f"memory must be a number followed by m or g, such as {DEFAULT_MEMORY}, not {memory!r}")
     if int(match.group(1)) * (1 if match.group(2) == "m" else 1024) < 512:
         raise AnalysisError(f"Spark needs at least 512m of memory, not {memory}")
 
@@ -389,7 +391,7 @@ def _complaint(path: str) -> str:
     if not telling:
         return ""
     if "object heap" in telling[0] or "heap size" in telling[0]:
-        return f"{telling[0][:300]}: give --memory a size that this machine has"
+        return f"{telling[0][:300]}: set --memory to a size that this machine has"
     said = re.sub(r"^\d\S* \S+ [A-Z]+ \S+: ", "", telling[0])
     return re.sub(r'^(Exception in thread "\S+" |Caused by: )?[\w.$]+(Exception|Error): ', "", said)[:300]
 
@@ -441,8 +443,8 @@ def ship(spark: SparkSession, directory: str, packages: Sequence[str] = (), dist
     return path
 
 
-_JAVA_ENDED = "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
-_PYTHON_OF_WORKERS = "the Python of Spark's workers is what PYSPARK_PYTHON or --conf spark.pyspark.python=PATH names"
+_JAVA_ENDED = "Spark's Java process ended: most likely it ran out of memory; raise --memory"
+_PYTHON_OF_WORKERS = "set the Python of Spark's workers with PYSPARK_PYTHON or --conf spark.pyspark.python=PATH"
 
 
 def one_line(error: BaseException) -> str:
@@ -452,7 +454,7 @@ def one_line(error: BaseException) -> str:
     except Exception:  # a Java error gets its text from Java, which may have ended
         return _JAVA_ENDED
     if "OutOfMemoryError" in text or "Java heap space" in text:
-        return "Spark ran out of memory: give it more with --memory"
+        return "Spark ran out of memory: raise --memory"
     is_gone = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ == "Py4JNetworkError"
     if is_gone or "Answer from Java side is empty" in text:
         return _JAVA_ENDED
@@ -475,8 +477,8 @@ def _worker_error(text: str) -> str | None:
     if (match := re.search(r'Cannot run program "([^"]+)".*error=\d+, ([^\n]+)', text)) is not None:
         return f"cannot run {match[1]}: {match[2]} ({_PYTHON_OF_WORKERS})"
     if "snappyjava" in text or "Failed to load native" in text:
-        return "Spark could not unpack a library into the temporary directory: it is full, or nothing may be run " \
-               "from it; name another one with TMPDIR"  # fmt: skip
+        return "Spark could not unpack a library into the temporary directory: it is full, or mounted noexec; " \
+               "choose another with TMPDIR"  # fmt: skip
     if "Traceback (most recent call last)" not in text:
         return None
     said = re.findall(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", text, re.M)

@@ -25,7 +25,7 @@ __all__ = ["audit_command"]
 def audit_command(arguments: argparse.Namespace) -> int:
     """Audit seeds. Returns 0 if every seed gave the same run twice, 1 if one did not, else 2 if the audit was
     interrupted."""
-    require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
+    require_simulated(arguments.system, "only a simulated run is reproducible from its seed")
     test = test_from(arguments)
     require_faults(test)
     require_room(test)
@@ -56,8 +56,8 @@ def audit_command(arguments: argparse.Namespace) -> int:
         if not compared:
             raise
         is_interrupted = True
-        console.print(f"interrupted; of {arguments.seeds} seeds {compared} were compared", highlight=False)
-    verdict = f"{len(partings)} not the same twice" if partings else "the same twice, each"
+        console.print(f"interrupted; {compared} of {arguments.seeds} seeds compared", highlight=False)
+    verdict = f"{len(partings)} not reproducible" if partings else "all reproducible"
     console.print(f"{plural(compared, 'seed')}, {events:,} network events: {verdict}", highlight=False)
     if arguments.json:
         found = [dataclasses.asdict(parting) for parting in partings]
@@ -67,17 +67,17 @@ def audit_command(arguments: argparse.Namespace) -> int:
 
 def _show(parting: Parting, console: OutputConsole) -> None:
     """Print both events, and the stacks: both if they differ."""
-    lines = [f"seed {parting.seed}: the two runs part at event {parting.number} of the {parting.what}"]
+    lines = [f"seed {parting.seed}: the two runs diverge at event {parting.number} of the {parting.what}"]
     for word, event in zip(("first ", "second"), parting.events, strict=True):
         lines.append(f"  {word}  {event}")
     if parting.what == "network" and not any(parting.stacks):
         lines.append(
-            "  no stacks: made again, the two runs do not part by these events; the clock, an id() or chance decides, "
-            "and not the hash seed or the interpreter alone"
+            "  no stacks: repeated, the two runs do not diverge at these events; the cause is the clock, an id() or "
+            "chance, not the hash seed or the interpreter alone"
         )
     stacks = parting.stacks if parting.stacks[0] != parting.stacks[1] else parting.stacks[:1]
     for word, stack in zip(("first", "second"), stacks if any(stacks) else (), strict=False):
-        lines.append(f"  where the {word} was" if len(stacks) > 1 else "  where both were")
+        lines.append(f"  stack of the {word} run" if len(stacks) > 1 else "  stack of both runs")
         lines += [f"    {line}" for line in stack.splitlines()]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

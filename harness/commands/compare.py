@@ -92,7 +92,7 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     if (more := len(result.left_out) - MAX_LEFT_OUT) > 0:
         console.print(f"left out: {plural(more, 'more run')}; --json has all", highlight=False)
     if not result.groups:
-        console.print("no configuration is in both sets: leave a column out with --by to compare across it")
+        console.print("no configuration is in both sets: omit a column from --by to compare across it")
     words = "no difference could be shown" if result.compared else "too few runs to compare"
     if result.worse or result.better:
         words = f"{result.worse} worse, {result.better} better"

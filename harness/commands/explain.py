@@ -43,15 +43,17 @@ def explain_command(arguments: argparse.Namespace) -> int:
     if arguments.points * arguments.runs > MAX_CONTINUATIONS:
         raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
     if arguments.runs < MIN_RUNS:
-        raise OperatorError(f"--runs {arguments.runs} tells no moment from an accident: give at least {MIN_RUNS}")
+        raise OperatorError(
+            f"--runs {arguments.runs} is too few to tell a deciding moment from chance: give at least {MIN_RUNS}"
+        )
     run_dir = store_of(arguments).find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
-        raise OperatorError(f"{run_dir.name} is still running; wait for its end")
+        raise OperatorError(f"{run_dir.name} is still running: wait until it has ended")
     test = test_from_json(run_dir.read_test())
     if test.cluster != SIMULATED:
         raise OperatorError(
-            f"{run_dir.name} was made on cluster {test.cluster}, which no seed repeats: only runs of --cluster sim can "
-            f"be continued; {replaying(run_dir.path)}"
+            f"{run_dir.name} ran on cluster {test.cluster}, where a seed does not reproduce a run: only runs of "
+            f"--cluster sim can be explained; {replaying(run_dir.path)}"
         )
     results = run_dir.read_results()
     require_writable(run_dir.path)
@@ -90,7 +92,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     else:
         _show(found, run_dir, test, again)
     if not is_kept:
-        console.print("the report keeps the moment that was found before", highlight=False)
+        console.print("the report keeps the moment found earlier", highlight=False)
     if unwritten is not None:
         raise unwritten
     return 0 if found.jump is not None else UNDECIDED
@@ -108,7 +110,9 @@ def _chosen(violations: list[Violation], check: str) -> list[Violation]:
     chosen = [one for one in violations if check in ("", one.check)]
     if not chosen:
         known = ", ".join(dict.fromkeys(one.check for one in violations))
-        raise OperatorError(f"--check {check}: the run has violations to explain of these checks: {known}")
+        raise OperatorError(
+            f"--check {check}: the run has no violation of it to explain; checks with violations: {known}"
+        )
     return chosen
 
 
@@ -119,7 +123,7 @@ def _show(found: Deciding, run_dir: RunDir, test: Test, again: str) -> None:
         print(f"  {one.at_s:10.6f} s  {one.text}")
     undecided = sum(point.undecided for point in found.points)
     if undecided:
-        print(f"{undecided} continuations count for nothing: their checks ran out of time or memory")
+        print(f"{undecided} continuations are not counted: their checks ran out of time or memory")
     print(f"seed    {found.seed}")
     print(f"report  {run_dir.report_path}")
     print(f"repeat  {again}")

@@ -91,8 +91,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
     show = console if arguments.json else OutputConsole()
     with console.without_reader(), show.without_reader():
         if is_interrupted:
-            why = "interrupted" if failure is None else "the search cannot go on"
-            console.print(f"{why}; what was found by then is kept", highlight=False)
+            why = "interrupted" if failure is None else "the search cannot continue"
+            console.print(f"{why}; results so far are kept", highlight=False)
         show.print(_line(tally, time.monotonic() - began_s), highlight=False)
         for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
             show.print(f"{count:6}    {what}", highlight=False, markup=False)
@@ -107,7 +107,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
     if failure is not None:
         raise failure
     if tally.runs == 0:
-        raise OperatorError("--budget was over before the first seed had begun")
+        raise OperatorError("--budget ran out before the first seed started: give more")
     return 1 if tally.invalid else 2 if tally.unknown or is_interrupted else 0
 
 
@@ -118,7 +118,7 @@ def _short(reason: str) -> str:
 
 def _test_of(arguments: argparse.Namespace) -> Test:
     """The test that each seed runs. Raises OperatorError for what cannot be explored."""
-    many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
+    many = f"harness run --system {arguments.system} --test-count 10 makes many runs with different seeds"
     require_simulated(arguments.system, many)
     test = test_from(arguments)
     require_faults(test)
@@ -132,7 +132,7 @@ def _test_of(arguments: argparse.Namespace) -> Test:
         }  # fmt: skip
         for option, value in of_cluster.items():
             if value not in (None, False, []):
-                raise OperatorError(f"{option} is for a cluster: give --master URL too")
+                raise OperatorError(f"{option} is for a cluster: add --master URL")
     return test
 
 
@@ -182,12 +182,12 @@ def _left_out(test: Test) -> list[str]:
 def _guide(test: Test, arguments: argparse.Namespace) -> Guide:
     if arguments.master is not None:
         raise OperatorError(
-            "--guide learns from every run before it, and a cluster's runs are begun before those are known: leave out "
-            "--guide or --master"
+            "--guide learns from finished runs, but on a cluster new runs start before earlier ones have finished: "
+            "omit --guide or --master"
         )
     if not elects_leaders(test):
         raise OperatorError(
-            "--guide goes by elections and what follows them, which classic replication does not have: leave it out"
+            "--guide relies on elections and what follows them, which classic replication does not have: omit it"
         )
     return Guide(test, choices=usable_choices(test), lag=_jobs(arguments))
 
@@ -221,9 +221,9 @@ def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole
                 raise
             why = error.strerror or str(error)
         left = len(gravest[:MAX_KEPT_RUNS]) - len(kept)
-        others = f", nor is what else was found ({left - 1})" if left > 1 else ""
+        others = f", nor can {plural(left - 1, 'other failure')}" if left > 1 else ""
         console.print(
-            f"seed {failure.seed} cannot be kept{others}: {why}", highlight=False, markup=False, soft_wrap=True
+            f"seed {failure.seed} cannot be stored{others}: {why}", highlight=False, markup=False, soft_wrap=True
         )
         return kept, is_interrupted
     return kept, False
@@ -241,12 +241,12 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
         schedule = failure.schedule
     run_dir, repeat, results = keep_run(seeded, schedule, store, name=f"{test.workload}-{seed}")
     if results.get("interrupted") is not None:
-        raise _CutShortError(f"interrupted by {results['interrupted']}, when its run had come so far: {run_dir.path}")
+        raise _CutShortError(f"interrupted by {results['interrupted']}; the partial run is {run_dir.path}")
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
     if results.get("valid") != failure.valid:
         console.print(
-            f"  made again it was {verdict_word(results.get('valid'))} and not {verdict_word(failure.valid)}: "
-            "something in it does not follow the seed; harness audit shows where two runs part",
+            f"  repeated, it was {verdict_word(results.get('valid'))}, not {verdict_word(failure.valid)}: "
+            "something in it does not depend on the seed alone; harness audit shows where two runs diverge",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     lines = [("repeat", as_typed_here(repeat))]

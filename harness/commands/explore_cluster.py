@@ -72,7 +72,7 @@ def explore_on_cluster(
                     stop_at_first=arguments.stop_at_first, on_result=found.noting(on_result),
                 )  # fmt: skip
     except AnalysisError as error:
-        further = f"; --seed {found.first_missing} goes on from here" if found.runs else ""
+        further = f"; continue with --seed {found.first_missing}" if found.runs else ""
         raise OperatorError(f"{error}{further}") from None
     finally:
         for line in found.lines():
@@ -121,4 +121,4 @@ class _Found:
 
     def lines(self) -> list[str]:
         """A line for each interpreter of each host."""
-        return [f"{host}: {runs} seeds by {python}" for (host, python), runs in sorted(self._by_place.items())]
+        return [f"{host}: {runs} seeds with {python}" for (host, python), runs in sorted(self._by_place.items())]

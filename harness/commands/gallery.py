@@ -66,7 +66,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _page(arguments: argparse.Namespace) -> int:
     path = _results_path(arguments)
     if not os.path.exists(path):
-        raise OperatorError(f"there is no {path}: harness gallery run NAME --results {path} makes it")
+        raise OperatorError(f"{path} does not exist: create it with harness gallery run NAME --results {path}")
     directory = os.path.dirname(path) or "."
     write_pages(directory, pages(FINDINGS, load(path)))
     print(f"wrote {os.path.join(directory, 'gallery.md')}")
@@ -75,7 +75,7 @@ def _page(arguments: argparse.Namespace) -> int:
 
 def _chosen(arguments: argparse.Namespace) -> list[Finding]:
     if arguments.all == bool(arguments.findings):
-        raise OperatorError(f"say which findings: --all, or some of {', '.join(FINDINGS)}")
+        raise OperatorError(f"no findings named: give --all, or some of {', '.join(FINDINGS)}")
     for name in arguments.findings:
         if name not in FINDINGS:
             raise OperatorError(f"there is no finding {name!r}{nearest(name, FINDINGS)}; known: {', '.join(FINDINGS)}")

@@ -82,7 +82,7 @@ def report_command(arguments: argparse.Namespace) -> int:
                         progress.phase("compacting")
                         _compact(session.spark, result, absolute(arguments.compact), console)
             if result.missing:
-                progress.phase("writing what there is")
+                progress.phase("writing partial results")
                 with spark_session(arguments) as session:  # the old session has ended, or has no memory left
                     tables = [table for table in result.tables if table.frame is None]
                     write_tables(session.spark, tables, out, csv=arguments.csv)
@@ -94,7 +94,7 @@ def report_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json(result.tables))
     for line in result.missing:
-        what = f"[bold red]not done[/], nor what comes after it: {escape(line)}"
+        what = f"[bold red]incomplete[/]: a step failed, and those after it were skipped: {escape(line)}"
         console.print(what, highlight=False, soft_wrap=True)
     return EXIT_HARNESS_FAILED if result.missing else 0
 
@@ -118,7 +118,7 @@ def _locked_folder(place: str) -> Iterator[None]:
     except BlockingIOError:
         os.close(folder)
         raise OperatorError(
-            f"another report is being written to {path}: wait for it, or give this one another place"
+            f"another report is being written to {path}: wait for it, or write this one to another directory"
         ) from None
     except OSError as error:
         logger.debug("no lock on %s: %s", path, error)
@@ -134,7 +134,7 @@ def _locked_folder(place: str) -> Iterator[None]:
 def _require_sense(arguments: argparse.Namespace) -> None:
     """Raise OperatorError for checking options that make no sense."""
     if arguments.model is not None and not arguments.check:
-        raise OperatorError(f"--model {arguments.model} says what --check is to look for: give --check too")
+        raise OperatorError(f"--model {arguments.model} needs --check: add it")
     for option, limit in (("timeout", arguments.checker_timeout), ("memory", arguments.checker_memory)):
         if not 0 < limit < math.inf:
             raise OperatorError(f"--checker-{option} must be positive and finite, not {limit:g}")
@@ -201,7 +201,7 @@ def spark_session(
     for text in arguments.conf:
         key, equals, value = text.partition("=")
         if not equals or not key.startswith("spark."):
-            raise OperatorError(f"--conf takes KEY=VALUE with a key that begins with spark., not {text!r}")
+            raise OperatorError(f"--conf takes KEY=VALUE with a key that starts with spark., not {text!r}")
         settings[key] = value
     memory = DEFAULT_MEMORY if arguments.memory is None else arguments.memory
     return open_session(
@@ -309,10 +309,10 @@ def _recovery_text(heal: Mapping[str, Any] | None) -> str:
     if heal is None:
         return ""
     faults = heal["n"] + heal["missing"]
-    never = f"never back after {count(heal['missing'])} of {plural(faults, 'heal')}" if heal["missing"] else ""
+    never = f"never recovered after {count(heal['missing'])} of {plural(faults, 'heal')}" if heal["missing"] else ""
     if not heal["n"]:
         return never
-    back = f"back {duration(heal['p50'])} after heal" if heal["p50"] else "back at once"
+    back = f"recovered {duration(heal['p50'])} after heal" if heal["p50"] else "recovered at once"
     return f"{back}, {never}" if never else back
 
 

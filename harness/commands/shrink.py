@@ -36,7 +36,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     run_dir = store_of(arguments).find(arguments.run)
     results = run_dir.read_results() if run_dir.results_path.exists() else {}
     if results.get("valid") is True:
-        raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be cut down to what it takes to fail")
+        raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be shrunk")
     test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
     require_simulated(test.system, replaying(run_dir.path))
     try:
@@ -56,10 +56,10 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
     earlier = None if found.is_minimal else _shorter_earlier_result(found, schedule, directory)
     if earlier is not None:
-        say(f"an earlier search got further: {directory} stays as it is")
+        say(f"an earlier search got further: {directory} is left unchanged")
         found = earlier
     path = directory / SCHEDULE if earlier is not None else _keep(found, directory)
-    word = "no single fault can be left out" if found.is_minimal else "the search was over before its end"
+    word = "no single fault can be left out" if found.is_minimal else "the search ended early"
     left = found.test
     clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"
     for line in (
@@ -78,7 +78,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
 def replaying(run_path: Path) -> str:
     """Hint on what can be done with a run that cannot be simulated."""
     schedule = pasteable(str(run_path / "schedule.json"))
-    return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
+    return f"harness replay {schedule} --times 5 shows how often the same faults make it fail on its own cluster"
 
 
 def _shorter_earlier_result(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | None:

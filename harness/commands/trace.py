@@ -33,23 +33,27 @@ def trace_command(arguments: argparse.Namespace) -> int:
     if arguments.replay:
         return _replay(arguments)
     if arguments.from_s is None or arguments.to_s is None:
-        raise OperatorError("--from and --to say what to draw; or --replay, for a page of the whole run")
+        raise OperatorError("give --from and --to for what to draw, or --replay for a page of the whole run")
     if not (_is_time(arguments.from_s) and _is_time(arguments.to_s) and arguments.from_s < arguments.to_s):
-        raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}, both within the run")
+        raise OperatorError(
+            f"--from {arguments.from_s:g} must be less than --to {arguments.to_s:g}, both within the run"
+        )
     run_dir = store_of(arguments).find(arguments.run)
     path = _path(arguments, run_dir.path / "trace.html")
     if path.suffix not in (".html", ".svg"):
-        raise OperatorError(f"--out {path}: the drawing is an .html or an .svg file")
+        raise OperatorError(f"--out {path}: must end in .html or .svg")
     wanted = list(dict.fromkeys(word.strip() for word in arguments.hosts.split(",") if word.strip()))
     if len(wanted) == 1:
-        raise OperatorError("--hosts: one host sends nothing to itself; name at least two")
+        raise OperatorError("--hosts: name at least two hosts")
     window = read_window(
         run_dir.trace_path, from_ns=round(arguments.from_s * 1e9), to_ns=round(arguments.to_s * 1e9), hosts=wanted
     )
     drawn = choose(window, MAX_ARROWS)
     hosts = wanted or _in_order(_speakers(drawn) | {name for name in drawn.spoke if _is_replica(name)})
     if len(hosts) > MAX_HOSTS_DRAWN:
-        raise OperatorError(f"{len(hosts)} hosts spoke, and {MAX_HOSTS_DRAWN} fit side by side: choose with --hosts")
+        raise OperatorError(
+            f"{len(hosts)} hosts sent messages, but only {MAX_HOSTS_DRAWN} fit side by side: choose some with --hosts"
+        )
     draw = sequence_svg if path.suffix == ".svg" else sequence_page
     text = draw(drawn, title=run_dir.name, hosts=hosts, faults=_faults(run_dir), leaders=_leaders(run_dir))
     try:
@@ -69,13 +73,13 @@ def _replay(arguments: argparse.Namespace) -> int:
         for given, default in ((arguments.from_s, -EVER_NS), (arguments.to_s, EVER_NS))
     )
     if from_ns is None or to_ns is None or from_ns >= to_ns:
-        raise OperatorError("--from must lie before --to")
+        raise OperatorError("--from must be less than --to")
     if arguments.hosts:
-        raise OperatorError("--hosts: a replay shows all hosts")
+        raise OperatorError("--hosts: a replay always shows all hosts; omit it")
     run_dir = store_of(arguments).find(arguments.run)
     path = _path(arguments, run_dir.path / "replay.html")
     if path.suffix != ".html":
-        raise OperatorError(f"--out {path}: a replay is an .html file")
+        raise OperatorError(f"--out {path}: must end in .html")
     replay = collect_replay(run_dir, from_ns=from_ns, to_ns=to_ns)
     try:
         write_output(path, replay_page(replay))
@@ -95,7 +99,7 @@ def _path(arguments: argparse.Namespace, default: Path) -> Path:
     if arguments.out:
         return Path(arguments.out)
     if default.exists() and not default.is_file():
-        raise OperatorError(f"{default} is no file: move it away, or say another place by --out")
+        raise OperatorError(f"{default} is not a regular file: move it away, or choose another path with --out")
     return default
 
 

@@ -57,7 +57,7 @@ class Account:
         tell = cluster.watch.tell
         tell.role.append(self._role)
         tell.vote.append(lambda host, term, name: self._note("vote", f"{host} votes for {name} in term {term}"))
-        tell.recovered.append(lambda host, _: self._note("log", f"{host} has read its log after a start"))
+        tell.recovered.append(lambda host, _: self._note("log", f"{host} has recovered its log after starting"))
         tell.truncated.append(
             lambda host, stays, before, _: self._note("log", f"{host} removes entries {stays + 1} to {before}")
         )
@@ -74,7 +74,7 @@ class Account:
 
     def _occurred(self, kind: str, host: str) -> None:
         if kind == "promoted":
-            self._note("role", f"{host} takes messages as the leader")
+            self._note("role", f"{host} accepts messages as the leader")
 
     def _message(self, event: TraceEvent) -> None:
         if event.source == event.destination:
@@ -82,7 +82,7 @@ class Account:
         if event.kind == "fin":
             self._dissector.forget(event.connection, event.source, event.destination)
         if event.kind == "lost":
-            self._note("loss", f"lost: what {event.source} sends {event.destination}")
+            self._note("loss", f"lost: a message from {event.source} to {event.destination}")
         if event.kind != "send":
             return
         for rpc in self._dissector.feed(event.connection, event.source, event.destination, event.content):
@@ -125,7 +125,7 @@ def _words(event: Mapping[str, Any], opened: Mapping[Any, Mapping[str, Any]]) ->
     where = f" on {event['node']}" if event.get("node") else ""
     key = f"key {event['key']}: " if event.get("key") is not None else ""
     what = f"{key}{operation_text(whole, 60)}{where}"
-    return "operation", clip(f"process {event['process']} ends {event['type']}: {what}", 160)
+    return "operation", clip(f"process {event['process']} completes {event['type']}: {what}", 160)
 
 
 def most_telling(found: Sequence[Happening], most: int = MAX_HAPPENINGS) -> list[Happening]:

@@ -92,7 +92,7 @@ def require_interpreter(python: str) -> None:
         last = done.stderr.strip().splitlines()[-1:]
         why = f" ({last[0]})" if last else ""
         raise OperatorError(
-            f"--python {python} is no interpreter that can run the harness{why}: name one that has splitbrain"
+            f"--python {python} cannot run the harness{why}: name an interpreter that has splitbrain installed"
         )
 
 
@@ -156,12 +156,12 @@ def _run_both(test: Test, seed: int, pythons: Sequence[str], places: Sequence[Pa
                 timeout=TIMEOUT_S,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise HarnessError(f"seed {seed} cannot be run by {python}: {error}") from None
+            raise HarnessError(f"cannot run seed {seed} with {python}: {error}") from None
         if done.returncode == EXIT_OPERATOR:
             raise OperatorError(f"seed {seed}: {done.stderr.strip()}")
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-            raise HarnessError(f"seed {seed} cannot be run by {python}: {last[0]}")
+            raise HarnessError(f"cannot run seed {seed} with {python}: {last[0]}")
 
 
 # The child

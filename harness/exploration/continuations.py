@@ -163,7 +163,7 @@ def _collect(lines: io.TextIOWrapper) -> Course:
     for line in lines:
         message = json.loads(line)
         if "problem" in message:
-            raise HarnessError(f"a continuation could not be performed: {message['problem']}")
+            raise HarnessError(f"a continuation could not be run: {message['problem']}")
         if "branch" in message:
             course.fates.append(Fate(**message))
         elif "happening" in message:
@@ -173,7 +173,7 @@ def _collect(lines: io.TextIOWrapper) -> Course:
             for name, value in message.items():
                 setattr(course, name, value)
     if not is_through:
-        raise HarnessError("the process that performed the run was killed, maybe for want of memory")
+        raise HarnessError("the process that ran the simulation was killed, perhaps because memory ran out")
     return course
 
 
@@ -335,7 +335,7 @@ class _Conductor:
             pid, status = os.waitpid(-1, 0)
             self._forked.discard(pid)
             if status != 0:
-                raise HarnessError("a continuation was killed, maybe for want of memory: give fewer --jobs")
+                raise HarnessError("a continuation was killed, perhaps because memory ran out: use fewer --jobs")
 
     # Course and continuations
 

@@ -220,7 +220,8 @@ def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) 
     stuck = stuck_reason(results)
     if results.get("valid") is not False and stuck is None:
         raise OperatorError(
-            "the run is not invalid and its replicas are not stuck: there is nothing whose moment could be looked for"
+            "the run is not invalid and its replicas are not stuck: there is nothing to explain; choose a run that "
+            "failed"
         )
     checks = results.get("checks")
     found = [
@@ -238,7 +239,7 @@ def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) 
     if stuck is not None:
         found.append(Violation(check=STUCK, text=stuck, at_s=None))
     if not found:
-        raise OperatorError("the run is invalid, and none of its checks says why: harness analyze judges it again")
+        raise OperatorError("the run is invalid, but none of its checks says why: judge it again with harness analyze")
     return found
 
 
@@ -335,10 +336,10 @@ class _Decider:
         curve = self._found.curve(has_faults=has_faults)
         jump = best_jump(curve)
         if jump is not None:
-            kind = "the faults as planned" if has_faults else "no fault any more"
+            kind = "the same faults" if has_faults else "no faults"
             self._search.say(
                 f"{kind}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
-                f"between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
+                f"failing between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
             )
 
     def _with_too_few(self, *, has_faults: bool) -> list[Point]:
@@ -469,11 +470,11 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
         first = search.perform(parts, Passage(symptom=violation.symptom, history_path=history_path))
         if first.parts_at is not None:
             raise OperatorError(
-                f"this version does not repeat the run: event {first.parts_at} of its history is another one; make it "
-                f"again with {parts.test.replay_line()}"
+                f"this version does not reproduce the run: event {first.parts_at} of its history differs; run it again "
+                f"with {parts.test.replay_line()}"
             )
         if first.fails is not True:
-            raise OperatorError(f"the violation does not show when the run is performed again: {violation.text[:200]}")
+            raise OperatorError(f"the violation does not occur when the run is repeated: {violation.text[:200]}")
         end_s = first.end_s if violation.at_s is None else violation.at_s + JUST_AFTER_S
         found = Deciding(
             violation=violation, seed=search.seed, runs=search.runs, begin_s=START_S - first.zero_s, end_s=end_s
@@ -496,6 +497,6 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
         if left == 0:
             others = len(violations) - len(tried)
             if others:
-                search.say(f"no moments are left for {plural(others, 'other violation')}")
+                search.say(f"{plural(others, 'other violation')} not examined: no moments are left, raise --points")
             break
     return tried[0]

@@ -46,7 +46,7 @@ def keep_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     except OSError as error:
-        raise OperatorError(f"seed {test.seed} cannot be kept: {path}: {error.strerror}") from None
+        raise OperatorError(f"seed {test.seed} cannot be stored: {path}: {error.strerror}") from None
     kept = dataclasses.replace(test, nemesis=(), nemesis_schedule=str(path))
     parts = dataclasses.replace(parts_of(kept, schedule), has_trace=has_trace)
     run_dir, results = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))

@@ -388,7 +388,7 @@ def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
 
 def _scenario(mutant: str) -> Scenario:
     if mutant in MUTANTS and mutant not in SCENARIOS:
-        raise OperatorError(f"no scenario is written for mutant {mutant!r}: harness explore --set mutant={mutant}")
+        raise OperatorError(f"there is no scenario for mutant {mutant!r}: use harness explore --set mutant={mutant}")
     if mutant not in SCENARIOS:
         raise OperatorError(f"unknown mutant {mutant!r}{nearest(mutant, SCENARIOS)}; known: {', '.join(SCENARIOS)}")
     return SCENARIOS[mutant]

@@ -74,7 +74,7 @@ def require_simulated(system: str, instead: str) -> None:
 def require_faults(test: Test) -> None:
     """Raise OperatorError for a search of seeds without faults, since seeds differ mainly in their mix of faults."""
     if not test.nemesis:
-        raise OperatorError("--nemesis none leaves nothing to mix: leave it out for every nemesis, or name some")
+        raise OperatorError("--nemesis none leaves no faults to mix: omit it for all nemeses, or name some")
 
 
 def parts_of(test: Test, schedule: Schedule) -> Parts:

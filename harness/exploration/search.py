@@ -44,8 +44,8 @@ def require_room(test: Test) -> None:
     """Raise OperatorError if the load is too short for a random mix to have faults."""
     if test.time_limit_s <= LONGER_THAN_S:
         raise OperatorError(
-            f"--time-limit {test.time_limit_s:g} leaves random faults no room: a load begins with {QUIET_START_S:g} s "
-            f"without any and ends with {QUIET_END_S:g} s; give more than {LONGER_THAN_S:g}"
+            f"--time-limit {test.time_limit_s:g} leaves no room for random faults: the first {QUIET_START_S:g} s and "
+            f"the last {QUIET_END_S:g} s of the load have none; give more than {LONGER_THAN_S:g}"
         )
 
 
@@ -210,12 +210,12 @@ def _rehearse_with_facts(candidate: Candidate) -> Rehearsal:
 
 def _killed(unfinished: Sequence[Candidate], jobs: int, *, is_guided: bool) -> HarnessError:
     """The error to raise when one of the processes that ran these candidates was killed."""
-    killed = "a process that ran a simulation was killed, maybe for want of memory"
-    fewer = f"--jobs {jobs - 1} " if jobs > 1 else ""
+    killed = "a process that ran a simulation was killed, perhaps because memory ran out"
+    fewer = f"--jobs {jobs - 1}" if jobs > 1 else ""
     if is_guided:  # what the guide has learned is lost, and no seed restores it
-        return HarnessError(f"{killed}: {f'{fewer}takes less' if fewer else 'free some'}; the search begins anew")
+        return HarnessError(f"{killed}: {f'try {fewer}' if fewer else 'free some'}; a guided search starts over")
     seed = min(candidate.test.seed for candidate in unfinished)
-    return HarnessError(f"{killed}: {fewer}--seed {seed} goes on from here")
+    return HarnessError(f"{killed}: continue with {fewer}{' ' if fewer else ''}--seed {seed}")
 
 
 def summary_of(tally: Tally) -> Mapping[str, object]:

@@ -35,7 +35,7 @@ __all__ = ["Shrunk", "shrink"]
 
 Listener = Callable[[str], None]
 
-KILLED = "a process that ran a simulation was killed, maybe for want of memory"
+KILLED = "a process that ran a simulation was killed, perhaps because memory ran out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def shrink(
             )
         if stored and shrinker.symptoms.isdisjoint(stored):
             shows = ", ".join(sorted(shrinker.symptoms))
-            say(f"in simulation the run shows {shows}, and not {', '.join(stored)}, as it was stored: that is cut down")
+            say(f"in simulation the run shows {shows}, not {', '.join(stored)} as stored: shrinking what it shows")
         shrinker.cut_time()
         is_minimal = shrinker.drop_faults()
         if is_minimal:

@@ -31,7 +31,7 @@ _REDIS = Finding(
     options="--system redis --nodes 3 --workload set --nemesis partition=leader --nemesis-interval 10 --time-limit 30",
     finding="--set quorum=2",
     control="--set quorum=9",
-    control_says="the quorum is larger than the number of Sentinels, so that nobody is promoted: one primary takes all "
+    control_says="the quorum is larger than the number of Sentinels, so no replica is promoted: one primary takes all "
     "writes, and its replicas follow it again",
     check="set-full",
     names=("lost",),
@@ -58,7 +58,7 @@ _ETCD_STALE = Finding(
 
 _ETCD_LOCK = Finding(
     name="etcd-lock-pause",
-    title="Data protected by etcd's lock are lost if the lock holder's member is paused for longer than the lease",
+    title="Data protected by etcd's lock is lost if the lock holder's member is paused for longer than the lease",
     version="etcd 3.5.1",
     options="--system etcd-lock --nodes 3 --workload set --nemesis pause=sigstop@n1 --nemesis-interval 4 "
     "--concurrency 2 --operation-timeout 10 --time-limit 50",
@@ -323,7 +323,7 @@ _PATRONI = Finding(
     finding="--set synchronous_mode=off",
     control="--set synchronous_mode=strict",
     control_says="with `synchronous_mode_strict` a primary acknowledges only what its synchronous standby has on disk, "
-    "and nobody else is promoted",
+    "and no other standby is promoted",
     check="set-full",
     names=("lost",),
     promised="The documentation of replication modes says that in asynchronous mode the cluster may lose some "

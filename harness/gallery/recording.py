@@ -28,7 +28,7 @@ RESULTS_NAME = "gallery.json"
 MAX_FAULTS = 16
 """Most faults kept with a witness; a picture of one moment cannot show more."""
 
-_WHAT_TO_DO = "take the file that harness gallery run has written"
+_WHAT_TO_DO = "use one written by harness gallery run"
 _TEXTS = ("version", "day", "cluster")
 _RUN_TEXTS, _RUN_NUMBERS = ("outcome", "reason"), ("ok", "faults", "proven")
 
@@ -105,11 +105,11 @@ def load(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise OperatorError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise OperatorError(f"{path} is no record of a gallery: {_WHAT_TO_DO}")
+        raise OperatorError(f"{path} is not a gallery results file: {_WHAT_TO_DO}")
     for name, each in data.items():
         if (damaged := _damage(each)) is not None:
             raise OperatorError(
-                f"{path} is no record of a gallery ({name}: {damaged} is missing or damaged): {_WHAT_TO_DO}"
+                f"{path} is not a gallery results file ({name}: {damaged} is missing or damaged): {_WHAT_TO_DO}"
             )
     return data
 
@@ -117,7 +117,7 @@ def load(path: str) -> dict[str, Any]:
 def _damage(record: Any) -> str | None:
     """The first field of a record that is not as `record_of` writes it; None if all are."""
     if not isinstance(record, dict):
-        return "all of it"
+        return "the record"
     lines, runs, witness = record.get("lines"), record.get("runs"), record.get("witness", 0)
     for name in _TEXTS:
         if not isinstance(record.get(name), str):

@@ -119,7 +119,7 @@ def bands_of(
         stop_ns = stop_ns if isinstance(stop_ns, (int, float)) else end_ns
         proven, is_unmet = fault.get("proven") is True, fault.get("exercised") is False
         what = clip(f"fault {number}: {nemesis} {variant}", 100)
-        notes = ("" if proven else ", NOT PROVEN") + (", met by nobody" if is_unmet else "")
+        notes = ("" if proven else ", NOT PROVEN") + (", not exercised" if is_unmet else "")
         bands.append(
             Band(
                 number=number,

@@ -27,7 +27,7 @@ MAX_TABLES = 4
 _DRAWN_ELSEWHERE = ("valid", "reason", "witness", "explanation", "text")
 _TITLES = {
     "linearizable": "Linearizability",
-    "log": "Log: nothing lost, nothing twice",
+    "log": "Log: nothing lost or duplicated",
     "replicas": "Replicas agree",
     "leaders": "One leader per term",
 }

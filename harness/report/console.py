@@ -287,11 +287,11 @@ class LiveProgress:
 
     def _leader_words(self) -> Text:
         if self._leaders is None:
-            return Text("not known: nobody answered in time", style="yellow")
+            return Text("unknown: no replica answered in time", style="yellow")
         if not self._leaders:
-            return Text("nobody", style="yellow")
+            return Text("none", style="yellow")
         first, *others = self._leaders
-        also = f"; {_named(others)} {'says' if len(others) == 1 else 'say'} so too" if others else ""
+        also = f"; {_named(others)} also {'claims' if len(others) == 1 else 'claim'} to lead" if others else ""
         return Text(clip(f"{first}{also}", VALUE_CHARACTERS))
 
 
@@ -315,13 +315,13 @@ def _fault_line(event: Mapping[str, Any]) -> Text:
     hosts = value.get("hosts")
     where = f" on {', '.join(map(str, hosts))}" if isinstance(hosts, list) and hosts else ""
     words = ("proven" if began else "proven healed") if is_proven else ("NOT PROVEN" if began else "NOT PROVEN HEALED")
-    why = "" if is_proven else f" ({proof.get('detail') or 'there is no proof'})"
+    why = "" if is_proven else f" ({proof.get('detail') or 'no proof recorded'})"
     met = value.get("met")
     if not began and isinstance(met, Mapping):
         if met.get("proven") is not True:
-            why += f", NOT PROVEN while it lasted ({met.get('detail') or 'there is no proof'})"
+            why += f", NOT PROVEN while it lasted ({met.get('detail') or 'no proof recorded'})"
         elif exercised_by(None, met) is False:
-            why += f", met by nobody ({met.get('detail') or 'nothing more is known'})"
+            why += f", not exercised ({met.get('detail') or 'no details recorded'})"
     name = f"{value.get('nemesis', 'fault')} {value.get('variant') or ''}".strip()
     text = f"fault {value.get('id')} {'begins' if began else 'ends'}: {name}{where}: {words}{why}"
     return Text(f"{event['time'] / 1e9:6.1f} s  {clip(text, 400)}")
@@ -364,7 +364,7 @@ def print_summary(
         style = "" if proven == len(faults) else "bold magenta"
         words = f"{plural(len(faults), 'fault')}, {proven} proven" if faults else "none"
         if unmet := count_unmet(faults):
-            words += f", {unmet} met by nobody"
+            words += f", {unmet} not exercised"
         table.add_row("faults", Text(words, style=style))
     for name, check in checks.items():
         if isinstance(check, Mapping):
@@ -395,5 +395,5 @@ def _last_words(checks: Mapping[str, Any]) -> Iterator[str]:
     for check in checks.values():
         words = check.get("last_words") if isinstance(check, Mapping) and check.get("valid") is False else None
         for host, lines in words.items() if isinstance(words, Mapping) else ():
-            yield f"{clip(host, 40)} at last:"
+            yield f"last log lines of {clip(host, 40)}:"
             yield from (f"    {clip(line, 300)}" for line in lines)

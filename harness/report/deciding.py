@@ -81,22 +81,25 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
     moment, jump = jump_of(explanation), explanation.get("jump")
     violation = explanation.get("violation")
     words = clip(violation.get("text") or "", 300) if isinstance(violation, Mapping) else ""
-    found = [f"Explained: {words}"] if words else []
+    found = [f"Violation explained: {words}"] if words else []
     if moment is None or not isinstance(jump, Mapping):
         if explanation.get("is_interrupted") is True and (healed or planned):
             return [*found, _interrupted(planned, healed)]
         first = healed[:1] or planned[:1]
         if first and first[0].share >= ALWAYS and healed:
             if _fails_mostly(first[0]):
-                return [*found, f"No moment decides it: {_of(first[0])} fail from the start on without any fault."]
-            few = f"Of so few runs nothing follows: {_of(first[0])} fail from the start on without any fault"
-            return [*found, f"{few}. --runs makes more."]
+                return [*found, f"No moment decides it: without any faults, {_of(first[0])} runs fail from the start."]
+            few = f"Too few runs to tell: without any faults, {_of(first[0])} runs fail from the start"
+            return [*found, f"{few}. Raise --runs."]
         curve = healed or planned
         if not curve:
-            return [*found, "No run was continued."]
+            return [*found, "No continuations were run."]
         if explanation.get("is_cut_short") is True:
-            return [*found, "No moment was found before as many had been looked at as may be: --points allows more."]
-        return [*found, f"No moment decides it: from {_of(curve[0])} that fail to {_of(curve[-1])} there is no jump."]
+            return [*found, "No deciding moment was found within the limit of moments to examine. Raise --points."]
+        return [
+            *found,
+            f"No moment decides it: {_of(curve[0])} runs fail at first, {_of(curve[-1])} at last, without a jump.",
+        ]
     before_s, after_s = moment
     curve = planned if jump.get("has_faults") is True else healed
     one = next((point for point in curve if point.at_s == before_s), None)
@@ -106,39 +109,42 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
         return [*found, f"Decided {between}."]
     if jump.get("has_faults") is True:
         found.append(
-            f"Decided {between}: of the runs that repeat this one up to the first moment and continue with other "
-            f"randomness and the same faults, {_of(one)} fail; from the second, {_of(other)}."
+            f"Decided {between}: of the runs that repeat this one up to the first moment and continue with a "
+            f"different seed and the same faults, {_of(one)} fail; from the second moment, {_of(other)}."
         )
         return found
     if planned and _fails_mostly(planned[0]):
-        found.append(f"The faults decide it: with them, {_of(planned[0])} fail by other randomness from the start on.")
+        found.append(
+            f"The faults decide it: with the same faults and a different seed from the start, {_of(planned[0])} runs "
+            "fail."
+        )
     elif (load := next((point for point in planned if point.at_s == 0.0), None)) is not None and _fails_mostly(load):
         found.append(
-            f"The faults decide it: with them, {_of(load)} fail by other randomness from the load's beginning on, "
-            f"{_of(planned[0])} from the start on."
+            f"The faults decide it: with the same faults and a different seed from the beginning of the load, "
+            f"{_of(load)} runs fail; from the start, {_of(planned[0])}."
         )
     elif planned:  # the curve is flat, or has too few runs
         found.append(
-            f"With the same faults, {_of(planned[0])} fail by other randomness from the start on, and no moment was "
-            "found that decides it."
+            f"With the same faults and a different seed from the start, {_of(planned[0])} runs fail, and no deciding "
+            "moment was found."
         )
     found.append(
-        f"Decided {between}: of the runs that repeat this one up to the first moment and continue with other "
-        f"randomness and no fault, {_of(one)} fail; from the second, {_of(other)}."
+        f"Decided {between}: of the runs that repeat this one up to the first moment and continue with a different "
+        f"seed and no faults, {_of(one)} fail; from the second moment, {_of(other)}."
     )
     return found
 
 
 def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
     """What is known of a search that was interrupted."""
-    looked = f"Interrupted when {plural(len(planned) + len(healed), 'moment')} had been looked at"
+    looked = f"Interrupted after examining {plural(len(planned) + len(healed), 'moment')}"
     curve = healed if len(healed) > 1 else planned
     rises = [ends for ends in pairwise(curve) if ends[0].share < ends[1].share]
     if not rises:
-        return f"{looked}: none of them decides it so far."
+        return f"{looked}: no deciding moment found so far."
     one, other = max(rises, key=lambda ends: (ends[1].share - ends[0].share, ends[0].at_s - ends[1].at_s))
     return (
-        f"{looked}: the steepest rise so far, from {_of(one)} that fail to {_of(other)}, lies between "
+        f"{looked}: the steepest rise so far, from {_of(one)} failing runs to {_of(other)}, lies between "
         f"{_moment(one.at_s)} and {_moment(other.at_s)}."
     )
 
@@ -228,5 +234,5 @@ def _drawing(
             )  # fmt: skip
     parts.append(element("text", _moment(from_s), x=0, y=HEIGHT_PX - 4, class_="tick"))
     parts.append(element("text", _moment(to_s), x="100%", y=HEIGHT_PX - 4, text_anchor="end", class_="tick"))
-    label = "Share of runs that fail, by the moment from which on their randomness differs"
+    label = "Share of failing runs, by the moment from which on they use a different seed"
     return element("svg", *parts, height=HEIGHT_PX, role="img", aria_label=label, class_="chart deciding")

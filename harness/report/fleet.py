@@ -123,7 +123,7 @@ def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], st
     return labels, common
 
 
-NOTHING_SHOWN = "Nothing is shown, for good or ill."
+NOTHING_SHOWN = "This shows nothing either way."
 
 
 def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int = 0) -> tuple[str, str, str]:
@@ -131,7 +131,7 @@ def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int 
     runs that could not be used."""
     verdict, sentence, below = _headline_of_rates(rates, left_out)
     if left_out:
-        below += f" {plural(left_out, 'run')} could not be used, and {_are(left_out)} in no figure."
+        below += f" {plural(left_out, 'run')} could not be used and {_are(left_out)} not counted."
     found = {row["run_id"] for row in checks if row["verdict"] == "invalid" and row["recorded_verdict"] != "invalid"}
     if found:
         new = f"{plural(len(found), 'run')} not recorded as invalid {_are(len(found))} invalid when checked again"
@@ -147,27 +147,24 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _it(number: int) -> str:
-    return "it" if number == 1 else "them"
-
-
 def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, str]:
     labels, _ = labels_of(map(_group, rates))
     runs = sum(row["runs"] for row in rates)
     invalid = sum(row["invalid"] for row in rates)
     unknown = sum(row["unknown"] for row in rates)
-    doubt = f" {plural(unknown, 'run')} unknown, counted for neither side." if unknown else ""
+    doubt = (
+        f" {plural(unknown, 'unknown run')} {_are(unknown)} counted as neither valid nor invalid." if unknown else ""
+    )
     undecided = sum(row["invalid"] == 0 == row["valid"] for row in rates)
     if undecided and len(rates) > 1:
-        doubt = (
-            f" {plural(undecided, 'configuration')} without a decided run: nothing is shown of {_it(undecided)}.{doubt}"
-        )
+        has = "has" if undecided == 1 else "have"
+        doubt = f" {plural(undecided, 'configuration')} {has} no decided run, which shows nothing either way.{doubt}"
     clean = [row for row in rates if row["invalid"] == 0 and row["valid"] > 0]
     bad = sorted((row for row in rates if row["invalid"]), key=lambda row: -row["rate_low"])
     if bad:
         worst = bad[0]
         of = plural(runs - unknown, "decided run") if unknown else plural(runs, "run")
-        sentence = f"{count(invalid)} of {of} broke a promise"
+        sentence = f"{count(invalid)} of {of} violated a guarantee"
         if len(rates) > 1:
             sentence += (
                 f"; worst: {labels[_group(worst)]}, {worst['invalid']} of {worst['valid'] + worst['invalid']} "
@@ -176,11 +173,15 @@ def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, s
         below = ""
         if clean:
             bound = max(row["rate_high"] for row in clean)
-            below = f"{plural(len(clean), 'configuration')} showed none, which still allows up to {share_text(bound)}."
+            below = (
+                f"{plural(len(clean), 'configuration')} showed none; the rate may still be up to {share_text(bound)}."
+            )
         return "invalid", sentence + ".", (below + doubt).strip()
     if clean:
         bound = max(row["rate_high"] for row in clean)
-        sentence = f"No anomaly in {plural(runs - unknown, 'decided run')}; per configuration that still allows up to "
+        sentence = (
+            f"No anomaly in {plural(runs - unknown, 'decided run')}; the rate per configuration may still be up to "
+        )
         is_doubtful = undecided > 0 or unknown + left_out > (runs + left_out) / 2
         return "unknown" if is_doubtful else "valid", f"{sentence}{share_text(bound)}.", doubt.strip()
     return "unknown", f"None of {plural(runs, 'run')} was decided.", NOTHING_SHOWN

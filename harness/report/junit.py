@@ -67,7 +67,7 @@ def case_of(results: Mapping[str, Any], test: Mapping[str, Any], *, name: str, r
 def require_junit_path(path: str) -> None:
     """Create the directory that the file goes into. Raises OperatorError if the file cannot be created there."""
     if not path or os.path.isdir(path):
-        raise OperatorError(f"--junit {path!r}: that names no file")
+        raise OperatorError(f"--junit {path!r}: must name a file")
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     except OSError as error:

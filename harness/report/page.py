@@ -230,7 +230,7 @@ def _sentence(
         text = clip(witnesses[0][1].text or reason) if witnesses else reason
         return _capital(_without_times(text)) or "A check failed"
     if verdict == "unknown":
-        return _capital(reason) or "The run gave no reason"
+        return _capital(reason) or "No reason was recorded"
     completed = sum(data.total(kind) for kind in OUTCOMES)
     parts = [plural(completed, "operation")]
     if not faults:
@@ -241,7 +241,7 @@ def _sentence(
         proven = sum(fault.get("proven") is True for fault in faults)
         parts.append(f"{plural(len(faults), 'fault')}, only {proven} proven")
     if unmet := count_unmet(faults):
-        parts.append(f"{unmet} met by nobody")
+        parts.append(f"{unmet} not exercised")
     return ", ".join(parts)
 
 
@@ -268,18 +268,24 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
             f"{per_second(completed / (data.end_ns / 1e9))} per second" if data.end_ns else "",
         ),
         ("Succeeded", share(totals["ok"], completed), f"{count(totals['ok'])} ok"),
-        ("Failed for certain", count(totals["fail"]), share(totals["fail"], completed)),
+        ("Definitely failed", count(totals["fail"]), share(totals["fail"], completed)),
         ("Outcome unknown", count(totals["info"]), share(totals["info"], completed)),
     ]
     if faults:
         proven = sum(fault.get("proven") is True for fault in faults)
         unmet = count_unmet(faults)
-        remarks = [_span_of(faults), f"{unmet} met by nobody" if unmet else ""]
+        remarks = [_span_of(faults), f"{unmet} not exercised" if unmet else ""]
         tiles.append(("Faults proven", f"{proven} of {len(faults)}", ", ".join(filter(None, remarks))))
     else:
         tiles.append(("Faults", "none", ""))
     silence_ns = data.silence_ns[1] - data.silence_ns[0]
-    tiles.append(("Longest silence", duration(silence_ns), f"no ok from {data.silence_ns[0] / 1e9:.1f} s on"))
+    tiles.append(
+        (
+            "Longest silence",
+            duration(silence_ns),
+            f"no ok from {data.silence_ns[0] / 1e9:.1f} s to {data.silence_ns[1] / 1e9:.1f} s",
+        )
+    )
     return tiles
 
 
@@ -289,7 +295,7 @@ def _span_of(faults: Sequence[Mapping[str, Any]]) -> str:
         for fault in faults
         if isinstance(fault.get("start_ns"), int) and isinstance(fault.get("end_ns"), int)
     ]
-    return f"{duration(sum(spans))} in all" if spans else ""
+    return f"{duration(sum(spans))} in total" if spans else ""
 
 
 def _facts(test: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -379,14 +385,14 @@ def _error_rows(data: RunData) -> dict[str, Any]:
 def _files(directory: Path) -> list[tuple[str, str, str]]:
     """Links to the run's files: relative URL, name, description."""
     known = (
-        ("results.json", "the verdict, as data"),
-        ("history.jsonl", "every event, as it happened"),
-        ("history.parquet", "the same, typed, for Spark"),
-        ("test.json", "what was asked for"),
-        ("schedule.json", "which fault came when, for harness replay"),
-        ("harness.log", "what the harness logged"),
-        ("trace.jsonl", "what the network did"),
-        ("explain.json", "where the violation was decided"),
+        ("results.json", "verdict and checks as JSON"),
+        ("history.jsonl", "every event of the history, in order"),
+        ("history.parquet", "the same as Parquet, for harness report"),
+        ("test.json", "options of the test"),
+        ("schedule.json", "schedule of the faults, for harness replay"),
+        ("harness.log", "log of the harness"),
+        ("trace.jsonl", "every network message"),
+        ("explain.json", "where the violation was decided, from harness explain"),
     )
     files = [(name, name, what) for name, what in known if (directory / name).exists()]
     logs: list[str] = []

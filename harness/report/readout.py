@@ -82,7 +82,7 @@ def _windows(data: RunData, window_ns: int, end_ns: int) -> list[list[str]]:
         for place, text in _words(data, f, window_ns, end_ns).items():
             if place < len(lines):
                 lines[place].append(f"{clip(f, 24)}: {text}")
-    return [said or ["no operation ended"] for said in lines]
+    return [said or ["no operation completed"] for said in lines]
 
 
 def _words(data: RunData, f: str, window_ns: int, end_ns: int) -> dict[int, str]:

@@ -116,10 +116,10 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     return replay
 
 
-def _first(replay: Replay, found: list[_T], most: int, noun: str, of: str = "") -> list[_T]:
+def _first(replay: Replay, found: list[_T], most: int, noun: str) -> list[_T]:
     """The first `most` items; a note on the page says how many were left out."""
     if (more := len(found) - most) > 0:
-        replay.notes.append(f"{plural(more, noun)}{of} left out, the last ones")
+        replay.notes.append(f"the last {plural(more, noun)} left out")
     return found[:most]
 
 
@@ -139,7 +139,7 @@ def _restrict_to_window(replay: Replay, from_ns: int, to_ns: int) -> None:
     ]  # fmt: skip
     within = [one for one in replay.violations if begin_us <= one["at"] <= end_us]
     if len(within) < len(replay.violations):
-        replay.notes.append(f"{plural(len(replay.violations) - len(within), 'violation')} outside of this part")
+        replay.notes.append(f"{plural(len(replay.violations) - len(within), 'violation')} outside this part")
     replay.violations = within
     if replay.decided is not None and not (replay.decided[0] >= begin_us and replay.decided[1] <= end_us):
         replay.decided = None
@@ -159,11 +159,11 @@ def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) ->
     replay.messages = window.messages
     if window.stopped_ns is not None:
         at = instant(window.stopped_ns)
-        replay.notes.append(f"no messages and no logs from {at} on: there the trace reached its bound")
+        replay.notes.append(f"no messages and no logs after {at}: the trace reached its size limit")
     every = -(-len(window.logs) // MAX_LOG_STATES) or 1
     replay.logs = [state for state in window.logs[::every] if state.host in replay.replicas]
     if every > 1:
-        replay.notes.append(f"the logs' ends and committed indexes are shown at one change of {every} only")
+        replay.notes.append(f"log ends and committed indexes are shown for only one change in {every}")
     replay.others += sorted(window.spoke - {*replay.replicas, *replay.others})
     replay.notes += [f"{plural(number, 'message')} left out: {kind}" for kind, number in window.left_out.items()]
     return silence
@@ -188,9 +188,9 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
                 elif process in opened:
                     left_out += not _take_operation(replay, opened.pop(process), event, from_ns, to_ns)
         except HistoryError as error:
-            replay.notes.append(f"the history is not whole: {clip(str(error), 200)}")
+            replay.notes.append(f"the history is incomplete: {clip(str(error), 200)}")
         if history.truncated:
-            replay.notes.append("the history is not whole: its last line was cut short")
+            replay.notes.append("the history is incomplete: its last line was cut short")
     for invoked in opened.values():
         left_out += not _take_operation(replay, invoked, None, from_ns, to_ns)
     if left_out:
@@ -266,21 +266,21 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
     if asked:
         replay.is_asked = True
         _place_roles(replay, asked, to_ns)
-        replay.notes.append("roles are what the replicas said when they were asked, once a second")
+        replay.notes.append("roles are those that the replicas reported when polled once a second")
         return
     lines = [change for host in replay.replicas for change in _role_lines(run_dir.nodes_path / host)]
     zero_us = _zero_us(lines, terms_of(results.get("checks")))
     if zero_us is None:
-        replay.notes.append("no roles: no log says when a leader was elected")
+        replay.notes.append("no roles: no log shows when a leader was elected")
         return
     _place_roles(replay, [(time_us - zero_us, host, role, term) for time_us, host, role, term in lines], to_ns)
     if any(fault["kind"] == "clock" for fault in replay.faults):
-        replay.notes.append("roles change at the times of the replicas' own clocks, which faults moved")
+        replay.notes.append("role changes are timed by the replicas' own clocks, which faults have shifted")
 
 
 def _place_roles(replay: Replay, changes: Sequence[tuple[int, str, str, int]], to_ns: int) -> None:
     placed = sorted(change for change in changes if change[0] * 1000 <= to_ns)
-    replay.roles = _first(replay, placed, MAX_ROLES, "change", " of roles")
+    replay.roles = _first(replay, placed, MAX_ROLES, "role change")
 
 
 def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
@@ -426,7 +426,10 @@ def replay_page(replay: Replay) -> str:
         window = Window(0, 0, messages=list(messages))
         messages = choose(window, len(messages) // 2).messages if len(messages) > 1000 else []
         left_out = plural(len(replay.messages) - len(messages), "message")
-        notes = [*replay.notes, f"{left_out} left out, of the least telling kinds: choose a part with --from and --to"]
+        notes = [
+            *replay.notes,
+            f"{left_out} left out, of the least informative kinds: choose a part with --from and --to",
+        ]
 
 
 def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -> str:

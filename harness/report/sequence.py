@@ -56,7 +56,7 @@ _CLASSES = {
 }  # fmt: skip
 _LEGEND = (
     ("vote", "vote"), ("beat", "heartbeat"), ("push", "append, commit"), ("repair", "compare, truncate"),
-    ("client", "clients"), ("other", "other"), ("lost", "lost or sent again"),
+    ("client", "clients"), ("other", "other"), ("lost", "lost or retransmitted"),
 )  # fmt: skip
 
 
@@ -282,8 +282,8 @@ class _Drawing:
         if message.arrived_ns is not None:
             fate = f"arrived after {duration(message.arrived_ns - message.sent_ns)}"
         else:
-            fate = "lost, being sent again" if message.losses else "under way at the end of the window"
-        again = f", {plural(message.losses, 'time')} lost or behind a lost one" if message.losses else ""
+            fate = "lost, being retransmitted" if message.losses else "in flight at the end of the window"
+        again = f", {plural(message.losses, 'time')} lost or held up behind a lost message" if message.losses else ""
         words = (
             "; ".join(f"{r.get('rpc')} {r.get('detail', '')}".strip() for r in message.rpcs[:8]) or "part of a message"
         )
@@ -392,12 +392,12 @@ def _summary(window: Window) -> str:
     shown = f"{instant(window.from_ns)} to {instant(window.to_ns)}, {plural(len(window.messages), 'message')}"
     ends = ""
     if window.stopped_ns is not None:
-        ends = f" The trace reached its bound at {instant(window.stopped_ns)}: nothing is known of what came after."
+        ends = f" The trace reached its size limit at {instant(window.stopped_ns)}; later messages are unknown."
     left_out = window.left_out.total()
     if not left_out:
-        return f"{shown}. Time runs down; gaps are shortened, their order is exact.{ends}"
-    names = [f"{count(window.left_out[name])} of {name}" for name, _ in RANKS if window.left_out[name]]
+        return f"{shown}. Time runs downwards; the order of events is exact, but gaps are shortened.{ends}"
+    names = [f"{name} ({count(window.left_out[name])})" for name, _ in RANKS if window.left_out[name]]
     return (
-        f"{shown} of {count(left_out + len(window.messages))}: kinds are drawn in order of what they tell, up to "
-        f"{MAX_ARROWS} messages, the earliest of the last kind. Left out: {', '.join(names)}.{ends}"
+        f"{shown} of {count(left_out + len(window.messages))}: the most informative kinds are drawn, up to "
+        f"{MAX_ARROWS} messages; of the last kind, the earliest. Left out: {', '.join(names)}.{ends}"
     )

@@ -40,7 +40,7 @@ def fault_words(run: RunSummary) -> str:
     if not run.faults:
         return "none"
     proven = f"{run.faults} proven" if run.proven == run.faults else f"{run.proven} of {run.faults} proven"
-    return f"{proven}, {run.unmet} met by nobody" if run.unmet else proven
+    return f"{proven}, {run.unmet} not exercised" if run.unmet else proven
 
 
 @cache
@@ -81,7 +81,7 @@ def update_store_page(store: Store) -> None:
             html = render_store(store.root, read_index(store))
             replace_file(store.root / "index.html", html.encode("utf-8", "backslashreplace"))
     except (OSError, StoreError) as error:
-        logger.warning("index.html of the store is not up to date: %s", error)
+        logger.warning("cannot update index.html of the store: %s", error)
 
 
 def started_words(started_at: datetime | None) -> str:

@@ -221,7 +221,7 @@ def _bar(place: int | None, op: Operation, scale: _Scale, y: int) -> Markup:
     top = y - BAR_PX // 2
     role = "context" if place is None else "culprit"
     title = f"process {op['process']}: {operation_text(op)}, {instant(op['start_ns'])} to "
-    title += "the end, unanswered" if op["end_ns"] is None else instant(op["end_ns"])
+    title += "the end, never completed" if op["end_ns"] is None else instant(op["end_ns"])
     inside = [element("title", clip(title, 160))]
     if op["type"] == "info" and stop < 1.0:
         # It may have taken effect at any time after its start, or never.

@@ -18,12 +18,12 @@ from harness.units import clip, instant
 
 RANKS: Sequence[tuple[str, frozenset[str]]] = (
     ("votes", frozenset(("vote",))),
-    ("what was lost or late", frozenset()),
+    ("lost or late", frozenset()),
     ("comparing and truncating", frozenset(("compare", "truncate"))),
     ("replication", frozenset(("append", "commit"))),
     ("heartbeats", frozenset(("heartbeat",))),
     ("clients' sends and reads", frozenset(("send", "send batch", "pull", "max offset", "min offset"))),
-    ("everything else", frozenset()),
+    ("other kinds", frozenset()),
 )
 """Kinds of messages, the most informative first, each with its RPCs."""
 
@@ -128,7 +128,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     logs: list[LogState] = []
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block until somebody writes
-            raise TraceError(f"{path} is no file: it cannot be one of ours")
+            raise TraceError(f"{path} is not a regular file: repeat the run")
         with path.open("rb") as file:
             for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
                 try:
@@ -142,7 +142,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
                         continue
                     source, destination = event["from"], event["to"]
                 except (KeyError, TypeError, ValueError):
-                    raise TraceError(f"{path}:{number}: not a line of a trace; make the run again") from None
+                    raise TraceError(f"{path}:{number}: not a line of a trace; repeat the run") from None
                 first_ns = time_ns if first_ns is None else first_ns
                 last_ns = time_ns
                 spoke |= {source, destination}
@@ -161,16 +161,16 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
                     if time_ns >= from_ns:
                         ended.append(message)
     except FileNotFoundError:
-        raise TraceError(f"{path.parent} has no trace: make the run with --cluster sim --trace") from None
+        raise TraceError(f"{path.parent} has no trace: run with --cluster sim --trace") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from None
     except DamagedLine as line:
-        raise TraceError(f"{path}:{line.number}: {line.reason}; make the run again") from None
+        raise TraceError(f"{path}:{line.number}: {line.reason}; repeat the run") from None
     window.spoke = frozenset(spoke)
     window.logs = _logs_of_window(logs, window)
     window.stopped_ns = limit_ns if limit_ns is not None and limit_ns <= to_ns else None
     if unknown := sorted(set(hosts) - spoke):
-        raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")
+        raise TraceError(f"--hosts: {', '.join(unknown)} sent and received nothing; known: {', '.join(sorted(spoke))}")
     # Drop messages sent before the window that never arrived; pending ones sent within it stay.
     waiting = [message for message in under_way.values() if message.sent_ns >= from_ns]
     window.messages = sorted([*ended, *waiting], key=lambda message: message.sent_ns)
@@ -185,9 +185,9 @@ def _nothing_sent(
     """The error for a window without messages, in a trace that begins at `first_ns` (None: the trace is empty)."""
     if first_ns is None:
         return TraceError(f"{path} is empty: nothing was sent in that run")
-    cut = ", where it reached its bound of events; shorten the run or lower its rate" if reached_its_bound else ""
+    cut = ", where it reached its limit of events; shorten the run or lower its rate" if reached_its_bound else ""
     asked = f"--from {window.from_ns / 1e9:g} and --to {window.to_ns / 1e9:g}"
-    where = f"the trace goes from {instant(first_ns)} to {instant(last_ns)}{cut}"
+    where = f"the trace covers {instant(first_ns)} to {instant(last_ns)}{cut}"
     return NothingSentError(f"nothing was sent between {asked}: {where}", window)
 
 

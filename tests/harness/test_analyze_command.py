@@ -62,7 +62,7 @@ def test_a_history_that_has_lost_its_end_is_unknown_however_often_it_is_judged(r
     run_dir.history_path.write_text("".join(lines[:50]))
     for _ in range(2):
         assert analyze(run_dir) == 2
-        words = f"the history has lost its end: 50 events of clients are left of {len(lines)}"
+        words = f"the history has lost its end: only 50 of {len(lines)} client events are left"
         assert words in run_dir.read_results()["reason"]
 
 

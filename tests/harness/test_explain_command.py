@@ -79,7 +79,7 @@ def test_it_says_where_it_was_decided_and_what_happened_there(
     assert 1.0 < jump["before_s"] < jump["after_s"] < data["end_s"] < 4.0, "after the cut, before it is seen"
     said = " ".join(done.stdout.split())
     assert f"Decided between {jump['before_s']:.4f} s and {jump['after_s']:.4f} s" in said
-    assert "0 of 3 fail; from the second, 3 of 3." in said
+    assert "0 of 3 fail; from the second moment, 3 of 3." in said
     assert re.search(r"^ +\d\.\d{6} s  \S", done.stdout, re.MULTILINE), "what happened there"
     assert "seed    3" in done.stdout
     assert "Traceback" not in done.stderr
@@ -105,7 +105,7 @@ def test_report_and_replay_show_it(
     run, _ = explained
     page = (run / "report.html").read_text()
     assert page.index('id="decided"') < page.index('id="faults"')
-    assert "no fault from this moment on" in page
+    assert "no faults from this moment on" in page
     assert page.count('class="share healed"') > 8
     done = harness_here("trace", "latest", "--replay", cwd=place)
     assert done.returncode == 0, done.stderr
@@ -145,11 +145,11 @@ def test_a_search_that_is_interrupted_keeps_its_moments_but_for_one_that_was_fou
         process.terminate()
         said, rest = process.communicate(timeout=60)
         assert process.returncode == 2, rest
-        assert "the steepest rise so far, from 0 of 3 that fail to 3 of 3" in " ".join(said.split())
-        assert ("the report keeps the moment that was found before" in rest) is (kept is not None)
+        assert "the steepest rise so far, from 0 of 3 failing runs to 3 of 3" in " ".join(said.split())
+        assert ("the report keeps the moment found earlier" in rest) is (kept is not None)
         if kept is None:
             assert json.loads((directory / "explain.json").read_text())["is_interrupted"] is True
-            assert "Interrupted when" in (directory / "report.html").read_text()
+            assert "Interrupted after" in (directory / "report.html").read_text()
         else:
             assert (directory / "explain.json").read_text() == kept
 
@@ -188,12 +188,16 @@ def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -
         ((changed(place, "results.json", valid=True),), "the run is not invalid"),
         (
             (changed(place, "test.json", cluster="local"),),
-            "made on cluster local, which no seed repeats: only runs of --cluster sim can be continued; harness ",
+            "ran on cluster local, where a seed does not reproduce a run: only runs of --cluster sim can be explained; "
+            "harness ",
         ),
-        ((changed(place, "test.json", seed=4),), "this version does not repeat the run: event"),
-        ((str(run), "--check", "bank"), "--check bank: the run has violations to explain of these checks: invariants"),
+        ((changed(place, "test.json", seed=4),), "this version does not reproduce the run: event"),
+        (
+            (str(run), "--check", "bank"),
+            "--check bank: the run has no violation of it to explain; checks with violations: invariants",
+        ),
         ((str(run), "--points", "1000", "--runs", "1000"), "at most 100,000 continuations"),
-        ((str(run), "--runs", "1"), "--runs 1 tells no moment from an accident: give at least 2"),
+        ((str(run), "--runs", "1"), "--runs 1 is too few to tell a deciding moment from chance: give at least 2"),
         (("nowhere",), "no run 'nowhere'"),
     ]
     for words, text in cases:

@@ -451,7 +451,7 @@ def test_an_operation_that_is_clicked_shows_its_content(replay_path: Path, look:
     for text in ("process 3", "key 7: read → 91 on n1", "from 0.030000 s", "ok after 12000 µs"):
         assert text in page.inner_text("#content")
     click_at(page, "#near", box["width"] / 2 - 60, box["height"] * 3 / 28)
-    assert "no answer until the end" in page.inner_text("#content")
+    assert "never completed" in page.inner_text("#content")
 
 
 def test_a_replay_jumps_to_its_violation_from_anywhere(replay_path: Path, look: Callable[..., Any]) -> None:
@@ -486,7 +486,7 @@ def test_a_replay_lasts_until_the_last_operation_has_ended(run: Any, tmp_path: P
     path = tmp_path / "long.html"
     path.write_text(replay_page(collect_replay(run)))
     page = look(f"file://{path}")
-    page.fill("#find", "process 4 ends info")
+    page.fill("#find", "process 4 completes info")
     page.click("#search")
     until_clock(page, "2.000000")
 

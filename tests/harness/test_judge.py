@@ -216,7 +216,7 @@ def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_h
     faults = [*fault(met=UNMET), *fault(fault_id="f2")]
     results = judge(make_test(), VALID, [*operations(), *faults], Observed())
     assert results["valid"] is True
-    assert "2 proven faults, 1 of which nobody met" in results["reason"]
+    assert "2 proven faults, 1 of them not exercised" in results["reason"]
     assert [known["exercised"] for known in results["faults"]] == [False, None]
 
 

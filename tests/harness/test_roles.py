@@ -68,7 +68,7 @@ def test_a_system_that_tells_who_leads_is_asked_during_the_load(
     replay = collect_replay(run_dir)
     assert [(host, role, term) for _, host, role, term in replay.roles] == [tuple(change) for change in changes]
     assert all(0 <= at_us <= 60_000_000 for at_us, *_ in replay.roles)
-    assert "roles are what the replicas said when they were asked, once a second" in replay.notes
+    assert "roles are those that the replicas reported when polled once a second" in replay.notes
     assert '"leader"' in replay_page(replay)
 
 

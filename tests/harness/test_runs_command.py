@@ -68,7 +68,7 @@ def test_the_table_says_what_was_run_and_what_came_of_it(place: Path, runs: Runs
     assert "broker-register-partition/20260131T120000Z" in valid
     assert "broker register partition=leader on sim" in valid
     assert "1,000 ok, 3 info" in valid and "1 proven" in valid and "12.5 s" in valid and valid.rstrip().endswith("0")
-    assert "1 proven, 1 met by nobody" in invalid
+    assert "1 proven, 1 not exercised" in invalid
     assert "0 of 1 proven" in unknown
 
 

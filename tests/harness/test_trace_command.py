@@ -71,7 +71,7 @@ def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path, harn
     assert with_trace.read_bytes() == without.read_bytes()
     assert not (without.parent / "trace.jsonl").exists()
     refused = harness_here("trace", "latest", "--from", "0", "--to", "1", cwd=tmp_path)
-    assert refused.returncode == 254 and "has no trace: make the run with --cluster sim --trace" in refused.stderr
+    assert refused.returncode == 254 and "has no trace: run with --cluster sim --trace" in refused.stderr
 
 
 def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
@@ -96,13 +96,13 @@ def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
     ("words", "expected"),
     [
         (["run", "--cluster", "local", "--trace"], "--trace: the network of cluster local cannot be traced"),
-        (["trace", "latest", "--from", "3", "--to", "2"], "--from 3 must lie before --to 2"),
-        (["trace", "latest", "--from", "nan", "--to", "2"], "must lie before"),
-        (["trace", "latest", "--from", "1", "--to", "1e300"], "--from 1 must lie before --to 1e+300"),
-        (["trace", "latest", "--from", "900", "--to", "901"], "the trace goes from"),
-        (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1,n7"], "n7 never spoke"),
+        (["trace", "latest", "--from", "3", "--to", "2"], "--from 3 must be less than --to 2"),
+        (["trace", "latest", "--from", "nan", "--to", "2"], "must be less than"),
+        (["trace", "latest", "--from", "1", "--to", "1e300"], "--from 1 must be less than --to 1e+300"),
+        (["trace", "latest", "--from", "900", "--to", "901"], "the trace covers"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1,n7"], "n7 sent and received nothing"),
         (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1"], "name at least two"),
-        (["trace", "latest", "--from", "0", "--to", "1", "--out", "x.png"], "is an .html or an .svg file"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--out", "x.png"], "must end in .html or .svg"),
         (["trace", "latest", "--from", "0", "--to", "1", "--out", "no/where.svg"], "No such file"),
         (["trace", "nothing-here", "--from", "0", "--to", "1"], "no run"),
         (["trace", "latest", "--from", "0"], "--to"),

@@ -86,7 +86,7 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert "no history" in problem_of(analysis, runs[9].name)
     notes = {Path(r["run"]).name: r["problem"] for r in analysis.table("problems").rows if not r["left_out"]}
     assert "results.json is damaged" in notes[runs[8].name]
-    assert notes[runs[10].name] == "no results: it counts as unknown"
+    assert notes[runs[10].name] == "no results: counted as unknown"
     assert analysis.runs == 3
     (row,) = analysis.table("rates").rows
     assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
@@ -123,7 +123,7 @@ def test_a_run_at_work_is_no_run_that_was_killed(
         assert not any(row["left_out"] for row in analysis.table("problems").rows)
         said = {(Path(row["run"]).name, row["problem"]) for row in analysis.table("problems").rows}
         waiting = {(run.name, "it is still running: not counted") for run in (at_work, at_its_start)}
-        assert waiting <= said and (killed.name, "no results: it counts as unknown") in said
+        assert waiting <= said and (killed.name, "no results: counted as unknown") in said
         (row,) = analysis.table("rates").rows
         assert (row["valid"], row["unknown"]) == (2, 1)
         assert analysis.run_dirs == {f"file:{run}" for run in (done, killed, judged)}
@@ -171,10 +171,10 @@ def test_parts_of_histories_are_left_out_also_where_their_events_pair(
     (runs[5] / "history.parquet").write_bytes(content.replace(b"\x18\x03key", b"\x18\x03kez"))
     analysis = counted(spark, tmp_path, check=CheckPlan())
     assert "2 events are missing" in problem_of(analysis, runs[1].name)
-    assert problem_of(analysis, runs[2].name) == "the history has lost its end: 110 events of clients are left of 120"
+    assert problem_of(analysis, runs[2].name) == "the history has lost its end: only 110 of 120 client events are left"
     assert "index 31 comes after index 29: 1 event is missing" in problem_of(analysis, runs[3].name)
     assert "CRC checksum verification failed" in problem_of(analysis, runs[4].name)
-    assert "it was written with a column key, and has none" in problem_of(analysis, runs[5].name)
+    assert "its column key is missing" in problem_of(analysis, runs[5].name)
     assert analysis.runs == 1
     assert [row["run_id"] for row in analysis.table("checks").rows] == ["run-0"]
 
@@ -265,7 +265,7 @@ def test_a_path_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     runs, problems = listed(tmp_path)
     assert runs == ["good"]
     assert [(run.rpartition("/")[2], problem.partition(",")[0]) for run, problem in problems] == [
-        ("bad\\xff", "its path is not UTF-8")
+        ("bad\\xff", "its path is not valid UTF-8")
     ]
 
 
@@ -341,12 +341,12 @@ def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
     port = free_port()
     spark.sparkContext._jsc.hadoopConfiguration().set("ipc.client.connect.max.retries", "0")
     for place, words in (
-        (str(tmp_path), "holds no runs"),
-        (str(tmp_path / "absent"), "there is no such place"),
+        (str(tmp_path), "has no runs"),
+        (str(tmp_path / "absent"), "it does not exist"),
         ("gopher://somewhere/store", "cannot read gopher://somewhere/store.*spark.jars.packages"),
         ("s3a://bucket/store", "cannot read s3a://bucket/store: .*spark.jars.packages"),
         (f"hdfs://127.0.0.1:{port}/store", f"cannot read hdfs://127.0.0.1:{port}/store: ConnectException"),
-        (f"file://{tmp_path / 'absent'}", "there is no such place"),
+        (f"file://{tmp_path / 'absent'}", "it does not exist"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:
             counted(spark, place)  # type: ignore[arg-type]
@@ -360,8 +360,8 @@ def test_conditions_that_do_not_parse(spark: Any, synthetic: ModuleType, tmp_pat
     for options, words in (
         ({"where": "seed <"}, "--where"),
         ({"where": "colour = 'blue'"}, "columns: run_id"),
-        ({"since": "lately"}, "--since is a time"),
-        ({"where": "seed < 0"}, "no run of"),
+        ({"since": "lately"}, "--since must be a time"),
+        ({"where": "seed < 0"}, "no usable run in"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:
             counted(spark, tmp_path, **options)
@@ -398,10 +398,10 @@ def test_operator_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
     place = str(tmp_path)
     for arguments, words in (
-        (["report", place, "--memory", "plenty"], "memory is a number with m or g"),
+        (["report", place, "--memory", "plenty"], "memory must be a number followed by m or g"),
         (["report", place, "--memory", "100m"], "at least 512m"),
-        (["report", place, "--since", "soon"], "--since is a time"),
-        (["report", place, "--model", "register"], "give --check too"),
+        (["report", place, "--since", "soon"], "--since must be a time"),
+        (["report", place, "--model", "register"], "needs --check: add it"),
         (["report", place, "--check", "--checker-timeout", "nan"], "--checker-timeout must be positive and finite"),
         (["report", place, "--check", "--checker-memory", "0"], "--checker-memory must be positive and finite"),
         (["compare", place, place, "--alpha", "2"], "--alpha must be between"),
@@ -417,7 +417,9 @@ def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(java, "_pip_home", lambda: None)
     monkeypatch.setattr(java, "_candidates", lambda variables: iter(()))
-    with pytest.raises(AnalysisError, match=r"needs Java 8 or 11 or 17 and found none: .* -m pip install") as caught:
+    with pytest.raises(
+        AnalysisError, match=r"needs Java 8 or 11 or 17, but there is none: get one with .* -m pip install"
+    ) as caught:
         java.find_java("3.5.9")
     assert "\n" not in str(caught.value)
 

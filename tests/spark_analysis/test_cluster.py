@@ -171,7 +171,7 @@ def test_a_cluster_without_room_for_an_executor_is_said_to_have_none(cluster: St
     done = subprocess.run(
         [sys.executable, "-c", script, cluster.url, "64g"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
-    assert done.stdout.startswith(f"waiting: {cluster.url} has given no executor for 1 s."), done.stderr
+    assert done.stdout.startswith(f"waiting: {cluster.url} has provided no executor for 1 s."), done.stderr
     assert done.stdout.count("\n") == 1 and "KeyboardInterrupt" in done.stderr
 
 

@@ -75,7 +75,7 @@ def test_files_too_large_for_java_are_left_out(
     found = analyse(spark, f"{depot}/store", Options())
     assert found.runs == 1
     (problem,) = found.table("problems").rows
-    assert sizes[max(sizes)] in problem["run"] and "give it more with --memory" in problem["problem"]
+    assert sizes[max(sizes)] in problem["run"] and "raise --memory" in problem["problem"]
     assert analyse(spark, str(tmp_path / "store"), Options()).runs == 2
 
 

@@ -60,7 +60,7 @@ def test_what_cannot_be_used_says_why(name: str, content: bytes, words: str) -> 
     ("names", "words"),
     [
         (["test.json"], "no history: the run ended before its load began"),
-        (["test.json", "results.json"], "no history: it was judged, and its history is not there any more"),
+        (["test.json", "results.json"], "no history: the run was judged, but its history has been removed"),
         (["test.json", "results.json", "history.jsonl"], "its history is empty"),
     ],
 )

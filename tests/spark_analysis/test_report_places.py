@@ -51,7 +51,9 @@ def test_two_do_not_write_to_one_place(
     words = ("--out", f"{scheme}{tmp_path / 'out'}", "--compact", f"{scheme}{tmp_path / 'few'}")
     with being_written(tmp_path / busy):
         assert report(*words) == 254
-        said = f"another report is being written to {tmp_path / busy}: wait for it, or give this one another place"
+        said = (
+            f"another report is being written to {tmp_path / busy}: wait for it, or write this one to another directory"
+        )
         assert last_line(capsys) == f"harness: {said}"
     assert report(*words) == 254
     assert last_line(capsys) == "harness: Spark did not start"

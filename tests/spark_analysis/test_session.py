@@ -49,7 +49,7 @@ def is_not_complete(out: Path, said: str) -> None:
     assert "1 decided run" in said
     assert (out / "rates.parquet").is_dir()
     assert not (out / "latency.parquet").exists()
-    assert "This report is not complete." in (out / "report.html").read_text()
+    assert "This report is incomplete." in (out / "report.html").read_text()
 
 
 @pytest.mark.long
@@ -61,8 +61,8 @@ def test_memory_of_java_that_ends_costs_what_is_left_to_do(synthetic: ModuleType
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("not done, nor what comes after it: latency: "), done.stderr
-    assert "ran out of memory; give it more with --memory" in last
+    assert last.startswith("incomplete: a step failed, and those after it were skipped: latency: "), done.stderr
+    assert "ran out of memory; raise --memory" in last
     assert done.returncode == 255
     is_not_complete(tmp_path / "out", done.stderr)
 
@@ -95,7 +95,7 @@ def test_memory_of_a_python_worker_that_ends_costs_what_is_left_to_do(
     assert main(["report", str(tmp_path / "store"), "--out", str(tmp_path / "out")]) == 255
     said = capsys.readouterr().err
     last = said.strip().splitlines()[-1]
-    assert last.startswith("not done, nor what comes after it: latency: "), said
+    assert last.startswith("incomplete: a step failed, and those after it were skipped: latency: "), said
     assert "this machine ran out of memory" in last
     is_not_complete(tmp_path / "out", said)
     assert len(sessions) == 2, "what there is was written by a new session"
@@ -251,7 +251,7 @@ def test_ctrl_c_is_an_interrupt_and_no_job_that_failed(spark: Any) -> None:
         ),
         (
             "Error occurred during initialization of VM\nCould not reserve enough space for 99KB object heap\n",
-            "Could not reserve enough space for 99KB object heap: give --memory a size that this machine has",
+            "Could not reserve enough space for 99KB object heap: set --memory to a size that this machine has",
         ),
         (
             "26/11/28 09:52:23 WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master h:1\n"
@@ -274,8 +274,8 @@ def test_what_spark_says_of_not_starting_is_what_was_wrong(tmp_path: Path, log: 
     [
         ("spark://127.0.0.1:PORT", r"no Spark master answers at 127.0.0.1:\d+: Connection refused"),
         ("spark://127.0.0.1:PORT,127.0.0.2:PORT", r"at 127.0.0.1:\d+: Connection refused; 127.0.0.2:\d+: Connection"),
-        ("spark://127.0.0.1", "an address is HOST:PORT, as spark://host:7077, not '127.0.0.1'"),
-        ("spark://127.0.0.1:70000", "an address is HOST:PORT"),
+        ("spark://127.0.0.1", "an address must be HOST:PORT, as in spark://host:7077, not '127.0.0.1'"),
+        ("spark://127.0.0.1:70000", "an address must be HOST:PORT"),
     ],
 )
 def test_a_master_that_nobody_is_is_said_at_once(master: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,14 +308,14 @@ def worker_failed(last_lines: str) -> Exception:
     [
         (GoneJavaError(), "Spark's Java process ended"),
         (worker_failed("ModuleNotFoundError: No module named 'pyarrow'"),
-         "ModuleNotFoundError: No module named 'pyarrow' (the Python of Spark's workers is what PYSPARK_PYTHON"),
+         "ModuleNotFoundError: No module named 'pyarrow' (set the Python of Spark's workers with PYSPARK_PYTHON"),
         (worker_failed("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker "
                        "has different version (3, 12) than that in driver 3.11.\nPlease check environment variables"),
-         "PySparkRuntimeError: Python in worker has different version (3, 12) than that in driver 3.11. (the Python"),
+         "PySparkRuntimeError: Python in worker has different version (3, 12) than that in driver 3.11. (set the"),
         (worker_failed("ValueError: no number"), "ValueError: no number"),
         (Exception('Caused by: java.io.IOException: Cannot run program "/no/python": error=2, No such file\n'
                    "Caused by: java.io.IOException: error=2, No such file"),
-         "cannot run /no/python: No such file (the Python of Spark's workers is what PYSPARK_PYTHON"),
+         "cannot run /no/python: No such file (set the Python of Spark's workers with PYSPARK_PYTHON"),
         (Exception("java.lang.UnsatisfiedLinkError: no snappyjava in java.library.path: /usr/lib"), "with TMPDIR"),
     ],
 )  # fmt: skip

@@ -235,7 +235,7 @@ def test_a_run_that_died_is_read_and_reported(analysis: Any) -> None:
     assert sorted(row["problem"].split(":")[0] for row in notes) == [
         "no results",
         "read from history.jsonl",
-        "the last line was cut short and is left out (22 bytes)",
+        "the last line was cut short and is ignored (22 bytes)",
     ]
 
 

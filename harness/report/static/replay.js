@@ -95,8 +95,8 @@
     switch (step[1]) {
       case MESSAGE: return hosts[source(n)] + " sends " + hosts[target(n)] + " " + words(n);
       case ARRIVAL: return hosts[target(n)] + " receives from " + hosts[source(n)] + " " + words(n);
-      case INVOKE: return "process " + O.process[n] + " begins " + data.texts[O.text[n]];
-      case COMPLETE: return "process " + O.process[n] + " ends " + ["ok", "fail", "info"][O.outcome[n]] + " " + data.texts[O.text[n]];
+      case INVOKE: return "process " + O.process[n] + " invokes " + data.texts[O.text[n]];
+      case COMPLETE: return "process " + O.process[n] + " completes " + ["ok", "fail", "info"][O.outcome[n]] + " " + data.texts[O.text[n]];
       case FAULT: return "fault begins: " + data.faults[n].name;
       case HEAL: return "fault ends: " + data.faults[n].name;
       case ROLE: return data.roles[n][1] + " becomes " + data.roles[n][2] + (data.roles[n][3] ? " in term " + data.roles[n][3] : "");
@@ -303,14 +303,14 @@
     var n = chosen.n, p;
     if (chosen.kind === "message") {
       line(content, hosts[source(n)] + " → " + hosts[target(n)]); line(content, words(n)); line(content, "sent at " + moment(sent[n]));
-      line(content, M.flight[n] < 0 ? "never arrived" : "arrives after " + M.flight[n] + " µs"); if (losses.has(n)) line(content, losses.get(n) + " times lost, or behind a lost one");
+      line(content, M.flight[n] < 0 ? "never arrived" : "arrives after " + M.flight[n] + " µs"); if (losses.has(n)) line(content, losses.get(n) + " times lost or held up behind a lost message");
     } else if (chosen.kind === "operation") {
       line(content, "process " + O.process[n]); line(content, data.texts[O.text[n]]); line(content, "from " + moment(started[n]));
-      line(content, O.length[n] < 0 ? "no answer until the end" : ["ok", "fail", "info"][O.outcome[n]] + " after " + O.length[n] + " µs");
+      line(content, O.length[n] < 0 ? "never completed" : ["ok", "fail", "info"][O.outcome[n]] + " after " + O.length[n] + " µs");
     } else {
       var state = roleAt(n, now), log = logAt(n, now);
       if (state) line(content, state.role + (state.term ? " in term " + state.term : ""));
-      if (log && log.committed === null) line(content, "log up to " + log.end + ", by its messages");
+      if (log && log.committed === null) line(content, "log up to " + log.end + ", according to its messages");
       else if (log) line(content, "log up to " + log.end + ", committed up to " + log.committed);
       for (p = Math.max(0, after(roles[n].at, now) - 6); p < after(roles[n].at, now); p++) line(content, moment(roles[n].at[p]) + " " + roles[n].role[p] + " " + (roles[n].term[p] || ""));
       inFlight(now).filter(function (m) { return source(m) === n || target(m) === n; }).slice(0, 12).forEach(function (m) { line(content, hosts[source(m)] + " → " + hosts[target(m)] + " " + words(m)); });

@@ -47,10 +47,10 @@ def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -
     )
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert "seed 77: the two runs part at event" in lines[0] and lines[0].endswith("of the network")
+    assert "seed 77: the two runs diverge at event" in lines[0] and lines[0].endswith("of the network")
     assert lines[1].strip().startswith("first") and lines[2].strip().startswith("second")
     assert lines[1].split(maxsplit=1)[1] != lines[2].split(maxsplit=1)[1]
-    assert "network.py" in done.stdout and "1 not the same twice" in lines[-1]
+    assert "network.py" in done.stdout and "1 not reproducible" in lines[-1]
 
 
 TERMINATES_ITSELF = """
@@ -74,7 +74,7 @@ def test_a_run_that_a_signal_cut_short_is_no_parting(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 255, done.stdout
-    assert "interrupted by SIGTERM" in done.stderr and "part at event" not in done.stdout
+    assert "interrupted by SIGTERM" in done.stderr and "diverge at event" not in done.stdout
 
 
 def test_the_runs_of_an_audit_end_with_it(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_audit_that_is_interrupted_says_what_it_found(
     found = json.loads(captured.out)
     assert (found["seeds"], found["events"], found["interrupted"]) == (2, 20, True)
     assert len(found["partings"]) == differs
-    assert "interrupted; of 5 seeds 2 were compared" in captured.err
+    assert "interrupted; 2 of 5 seeds compared" in captured.err
 
 
 def test_the_first_difference_of_two_files() -> None:
@@ -147,7 +147,7 @@ def test_an_interpreter_that_there_is_not_is_one_line(capsys: pytest.CaptureFixt
 def test_an_interpreter_that_cannot_run_it_is_one_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", *SMALL, "--seeds", "1", "--python", program]) == 254
     assert capsys.readouterr().err == (
-        f"harness: --python {program} is no interpreter that can run the harness: name one that has splitbrain\n"
+        f"harness: --python {program} cannot run the harness: name an interpreter that has splitbrain installed\n"
     )
 
 
@@ -170,5 +170,5 @@ def test_a_run_that_chance_decides_is_shown_without_the_stacks_of_other_events(t
         timeout=300,
     )
     assert done.returncode == 1, done.stderr
-    assert "no stacks: made again, the two runs do not part by these events" in done.stdout
-    assert "where both were" not in done.stdout and "where the first was" not in done.stdout
+    assert "no stacks: repeated, the two runs do not diverge at these events" in done.stdout
+    assert "stack of both runs" not in done.stdout and "stack of the first run" not in done.stdout

@@ -287,7 +287,7 @@ def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) 
     assert found.jump is None
     assert found.violation is VIOLATION
     assert (len(found.points), found.is_cut_short) == (points, True)
-    assert said[-1] == "no moments are left for 1 other violation"
+    assert said[-1] == "1 other violation not examined: no moments are left, raise --points"
 
 
 def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
@@ -445,10 +445,10 @@ def test_a_run_that_cannot_be_explained_says_why(tmp_path: Path) -> None:
         violations_of(parts, {"valid": False, "checks": {}}, run_dir.history_path)
     other = tmp_path / "other.jsonl"
     other.write_text("{}\n")
-    with pytest.raises(OperatorError, match=r"does not repeat the run: event 1 .* harness run"):
+    with pytest.raises(OperatorError, match=r"does not reproduce the run: event 1 .* harness run"):
         decide(parts, violations, other, search)
     never = dataclasses.replace(violations[0], rule="completeness", text="said by nobody")
-    with pytest.raises(OperatorError, match="does not show when the run is performed again: said by nobody"):
+    with pytest.raises(OperatorError, match="does not occur when the run is repeated: said by nobody"):
         decide(parts, [never], run_dir.history_path, search)
     assert follow(parts, Passage(symptom=violations[0].symptom)).fails is True
 

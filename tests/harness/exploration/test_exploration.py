@@ -274,8 +274,8 @@ def test_what_the_run_was_stored_with_and_does_not_show_is_said(monkeypatch: pyt
     said: list[str] = []
     for stored in (["invariants: quorum"], ["invariants: election"]):
         shrink(make_test(), Schedule(()), jobs=1, budget_s=60, say=said.append, stored=stored)
-    told = "in simulation the run shows invariants: quorum, and not invariants: election, as it was stored: "
-    assert [line for line in said if "stored" in line] == [f"{told}that is cut down"]
+    told = "in simulation the run shows invariants: quorum, not invariants: election as stored: "
+    assert [line for line in said if "stored" in line] == [f"{told}shrinking what it shows"]
 
 
 def test_failures_go_by_the_rules_that_were_broken() -> None:
@@ -319,7 +319,7 @@ def test_seeds_without_faults_are_not_searched(command: str, capsys: pytest.Capt
     from harness.cli import main
 
     assert main([command, "--nemesis", "none"]) == 254
-    assert "--nemesis none leaves nothing to mix" in capsys.readouterr().err
+    assert "--nemesis none leaves no faults to mix" in capsys.readouterr().err
 
 
 def test_a_tally_tells_invalid_from_unknown() -> None:
@@ -456,7 +456,7 @@ def test_a_shrink_keeps_what_it_has_where_a_process_is_killed(monkeypatch: pytes
     monkeypatch.setattr(shrinking, "worker_pool", lambda jobs: _Dying(1))
     said: list[str] = []
     found = shrink(seeded, schedule, jobs=1, budget_s=60, say=said.append)
-    assert said[-1].endswith("was killed, maybe for want of memory; the shortest run so far is kept")
+    assert said[-1].endswith("was killed, perhaps because memory ran out; the shortest run so far is kept")
     assert found.runs == 1 and not found.is_minimal and found.rehearsal.failed_checks
     assert (found.test, found.schedule) != (seeded, schedule)
     monkeypatch.setattr(shrinking, "worker_pool", lambda jobs: _Dying(0))
@@ -500,13 +500,13 @@ UNSAFE = [
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "nor is what else was found (1): No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "nor can 1 other failure: No space left on device"),
         (
             OperatorError("cannot write /store: no space left"),
-            "seed 0 cannot be kept, nor is what else was found (1): cannot write /store",
+            "seed 0 cannot be stored, nor can 1 other failure: cannot write /store",
         ),
-        (HarnessError("interrupted while the history was checked"), "(1): interrupted while"),
-        (KeyboardInterrupt(), "(1): interrupted\n"),
+        (HarnessError("interrupted while the history was checked"), "other failure: interrupted while"),
+        (KeyboardInterrupt(), "other failure: interrupted\n"),
     ],
 )
 def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
@@ -576,13 +576,13 @@ def test_what_was_found_is_kept_where_a_process_is_killed(
     assert (found["runs"], found["invalid"], found["interrupted"]) == (1, 1, True)
     (kept,) = found["kept"]
     assert RunDir(Path(kept)).read_results()["valid"] is False
-    assert said.err.strip().endswith("maybe for want of memory: --seed 1 goes on from here"), "there is no --jobs 0"
+    assert said.err.strip().endswith("perhaps because memory ran out: continue with --seed 1"), "there is no --jobs 0"
 
 
 @pytest.mark.parametrize("left", [0, -15])
 def test_a_search_goes_on_from_the_first_seed_that_was_not_run(left: int) -> None:
     """All processes of a pool end with one of them, in whatever order that is heard."""
-    with pytest.raises(HarnessError, match="--jobs 7 --seed 0 goes on from here"):
+    with pytest.raises(HarnessError, match="continue with --jobs 7 --seed 0"):
         explore(
             make_test(nemesis=(NemesisChoice("partition"),)), seeds=iter(range(8)), jobs=8, budget_s=60,
             stop_at_first=False, on_result=lambda *_: None, pool=_Dying(left),
@@ -599,7 +599,7 @@ def test_what_had_ended_when_a_process_was_killed_is_counted(monkeypatch: pytest
 
     monkeypatch.setattr("harness.exploration.search.rehearse_test", failing)
     heard: list[int] = []
-    with pytest.raises(HarnessError, match="--seed 31 goes on from here"):
+    with pytest.raises(HarnessError, match=r"continue with .*--seed 31"):
         explore(
             make_test(nemesis=(NemesisChoice("partition"),)), seeds=iter(range(32)), jobs=32, budget_s=60,
             stop_at_first=False, on_result=lambda _, found: heard.append(found.seed), pool=_Dying(31),
@@ -622,7 +622,7 @@ def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert (found["invalid"], found["kept"], found["interrupted"]) == (2, [], True)
-    assert "(1): interrupted by SIGINT after 2.1 s" in captured.err
+    assert "nor can 1 other failure: interrupted by SIGINT after 2.1 s" in captured.err
 
 
 def test_a_kept_run_that_does_not_fail_again_is_told(
@@ -639,7 +639,7 @@ def test_a_kept_run_that_does_not_fail_again_is_told(
         monkeypatch.setattr("harness.exploration.keeping.perform", again)
         assert main([*UNSAFE, "--seeds", "1", "--store", str(tmp_path / "store")]) == 1
         said = capsys.readouterr().err
-        assert ("made again it was valid and not invalid" in said.lower()) is bool(number)
+        assert ("repeated, it was valid, not invalid" in said.lower()) is bool(number)
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
@@ -657,7 +657,7 @@ def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
     refused = "harness: cluster sim simulates the broker and can run no other system; "
     for words, instead in (
         (["explore", "--system", "toy", "--budget", "1s"], "harness run --system toy --test-count 10 makes many runs"),
-        (["audit", "--system", "toy"], "only what is simulated is the same twice"),
+        (["audit", "--system", "toy"], "only a simulated run is reproducible"),
         (["shrink", "latest", "--store", str(tmp_path / "store")], "harness replay "),
     ):
         assert main(words) == 254

@@ -167,4 +167,4 @@ def test_a_guide_is_refused_where_nobody_is_elected_and_on_a_cluster(
     assert main([*words, "--workload", "log", "--nemesis", "kill", "--seeds", "1"]) == 254
     assert "classic replication" in capsys.readouterr().err
     assert main(["explore", "--guide", "--master", "spark://nowhere:1", "--store", str(tmp_path / "store")]) == 254
-    assert "leave out --guide or --master" in capsys.readouterr().err
+    assert "omit --guide or --master" in capsys.readouterr().err

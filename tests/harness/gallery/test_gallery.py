@@ -141,7 +141,7 @@ def test_records_are_kept_and_what_is_none_is_refused(tmp_path: Path) -> None:
     save(path, {LOSES.name: record()})
     assert statistics_of(load(path)[LOSES.name]) == ("1 of 1", "1 of 1", True)
     Path(path).write_text('{"toy-forgets": 5}')
-    with pytest.raises(OperatorError, match="is no record of a gallery"):
+    with pytest.raises(OperatorError, match="is not a gallery results file"):
         load(path)
 
 
@@ -176,7 +176,7 @@ def test_a_record_with_any_field_damaged_is_refused_or_makes_a_page(
     try:
         records = load(str(path))
     except OperatorError as error:
-        assert "is no record of a gallery (toy-forgets: " in str(error)
+        assert "is not a gallery results file (toy-forgets: " in str(error)
     else:
         assert pages({LOSES.name: LOSES}, records)["gallery.md"]
 
@@ -268,11 +268,11 @@ def test_an_interrupted_finding_is_not_recorded(run_gallery: Performs, tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run"], "say which findings: --all, or some of"),
-        (["run", "--all", "redis-failover-loss"], "say which findings"),
+        (["run"], "no findings named: give --all, or some of"),
+        (["run", "--all", "redis-failover-loss"], "no findings named"),
         (["run", "redis-failover-los"], "did you mean redis-failover-loss?"),
         (["run", "--all", "--cluster", "dokcer"], "unknown cluster 'dokcer' (did you mean docker?)"),
-        (["page", "--results", "nowhere.json"], "there is no nowhere.json: harness gallery run"),
+        (["page", "--results", "nowhere.json"], "nowhere.json does not exist: create it with harness gallery run"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

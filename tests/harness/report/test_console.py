@@ -125,16 +125,16 @@ def test_at_80_columns_the_panel_says_who_leads_who_is_cut_off_and_what_is_found
         "cut off n1 | n2 n3",
         "fault kill: in force, proven, 3 s",
         "on n2",
-        "leader n3; n2 says so too",
+        "leader n3; n2 also claims to lead",
         "so far no violation",
     ):
         assert line in shown
     live.leads([])
     live.so_far("key 3: 17 was stale (after 2.0 s)")
     shown = rows()
-    assert "leader nobody" in shown and "so far VIOLATION: key 3: 17 was stale (after 2.0 s)" in shown
+    assert "leader none" in shown and "so far VIOLATION: key 3: 17 was stale (after 2.0 s)" in shown
     live.leads(None)
-    assert "leader not known: nobody answered in time" in rows()
+    assert "leader unknown: no replica answered in time" in rows()
 
 
 def test_what_is_not_known_of_a_run_is_no_line_of_its_panel():
@@ -206,9 +206,9 @@ def test_without_a_terminal_a_fault_is_a_line_when_it_begins_and_when_it_ends():
         "   2.5 s  fault f3 begins: kill sigkill@one on n2: proven",
         "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed",
         "   2.5 s  fault f3 begins: kill sigkill@one on n2: NOT PROVEN (n2 still answers)",
-        "   2.5 s  fault f3 ends: kill sigkill@one on n2: NOT PROVEN HEALED (there is no proof)",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: NOT PROVEN HEALED (no proof recorded)",
         "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed",
-        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed, met by nobody (nothing more is known)",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed, not exercised (no details recorded)",
         "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed, NOT PROVEN while it lasted (n2 ran again)",
     ]
 
@@ -327,7 +327,7 @@ def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
     for words in (
         "the read of 17 was stale",
         "12,345 ok   1 fail   2 info",
-        "2 faults, 1 proven, 1 met by nobody",
+        "2 faults, 1 proven, 1 not exercised",
         "linearizable  invalid  stale",
         "replicas  unknown  no word from n2",
         "report  /store/run/report.html",
@@ -340,7 +340,7 @@ def test_the_summary_has_the_last_words_of_those_that_did_not_come_back():
     check = {"valid": False, "reason": "n1 ended", "last_words": {"n1": ["reading the log", "panic: no log"]}}
     text = summary({"valid": False, "reason": "r", "checks": {"recovers": check}})
     lines = [line.strip() for line in text.splitlines()]
-    at = lines.index("n1 at last:")
+    at = lines.index("last log lines of n1:")
     assert lines[at + 1 : at + 3] == ["reading the log", "panic: no log"]
 
 

@@ -21,36 +21,36 @@ VIOLATION = {"text": "n1 has lost it"}
     [
         (
             {"points": [point(-0.05, 9, 1), point(0.0, 2, 8, has_faults=True)], "jump": None},
-            "No moment decides it: 9 of 10 fail from the start on without any fault.",
+            "No moment decides it: without any faults, 9 of 10 runs fail from the start.",
         ),
         (
             {"points": [point(0.0, 1, 9), point(4.0, 3, 7)], "jump": None, "is_cut_short": False},
-            "No moment decides it: from 1 of 10 that fail to 3 of 10 there is no jump.",
+            "No moment decides it: 1 of 10 runs fail at first, 3 of 10 at last, without a jump.",
         ),
         (
             {"points": [point(0.0, 0, 10)], "jump": None, "is_cut_short": True},
-            "No moment was found before as many had been looked at as may be: --points allows more.",
+            "No deciding moment was found within the limit of moments to examine. Raise --points.",
         ),
         (
             {"points": [point(0.0, 1, 0)], "jump": None, "is_cut_short": False},
-            "Of so few runs nothing follows: 1 of 1 fail from the start on without any fault. --runs makes more.",
+            "Too few runs to tell: without any faults, 1 of 1 runs fail from the start. Raise --runs.",
         ),
         (
             {"points": [point(0.0, 0, 10), point(2.0, 1, 9), point(4.0, 9, 1)], "jump": None, "is_interrupted": True},
-            "Interrupted when 3 moments had been looked at: the steepest rise so far, from 1 of 10 that fail to 9 of "
+            "Interrupted after examining 3 moments: the steepest rise so far, from 1 of 10 failing runs to 9 of "
             "10, lies between 2.0000 s and 4.0000 s.",
         ),
         (
             {"points": [point(0.0, 10, 0, has_faults=True)], "jump": None, "is_interrupted": True},
-            "Interrupted when 1 moment had been looked at: none of them decides it so far.",
+            "Interrupted after examining 1 moment: no deciding moment found so far.",
         ),
-        ({"points": [], "jump": None, "is_interrupted": True}, "No run was continued."),
-        ({"points": [], "jump": None}, "No run was continued."),
-        ({"points": "odd", "jump": 7}, "No run was continued."),
+        ({"points": [], "jump": None, "is_interrupted": True}, "No continuations were run."),
+        ({"points": [], "jump": None}, "No continuations were run."),
+        ({"points": "odd", "jump": 7}, "No continuations were run."),
     ],
 )
 def test_why_there_is_no_moment(explanation: dict[str, Any], said: str) -> None:
-    assert sentences_of({"violation": VIOLATION, **explanation}) == ["Explained: n1 has lost it", said]
+    assert sentences_of({"violation": VIOLATION, **explanation}) == ["Violation explained: n1 has lost it", said]
 
 
 @pytest.mark.parametrize(("fails", "holds"), [(0, 10), (5, 5), (2, 0)])
@@ -58,8 +58,8 @@ def test_the_faults_are_not_said_to_decide_what_they_do_not_bring_about(fails: i
     points = [point(0.0, fails, holds, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation)[0] == (
-        f"With the same faults, {fails} of {fails + holds} fail by other randomness from the start on, and no moment "
-        "was found that decides it."
+        f"With the same faults and a different seed from the start, {fails} of {fails + holds} runs fail, and no "
+        "deciding moment was found."
     )
 
 
@@ -68,8 +68,9 @@ def test_the_faults_may_decide_it_from_the_beginning_of_the_load_on() -> None:
     points = [*planned, point(-0.1, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation)[0] == (
-        "The faults decide it: with them, 10 of 10 fail by other randomness from the load's beginning on, 3 of 10 from "
-        "the start on."
+        "The faults decide it: with the same faults and a different seed from the beginning of the load, 10 of 10 "
+        "runs fail; "
+        "from the start, 3 of 10."
     )
 
 
@@ -77,9 +78,9 @@ def test_the_faults_may_decide_it() -> None:
     points = [point(0.0, 10, 0, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation) == [
-        "The faults decide it: with them, 10 of 10 fail by other randomness from the start on.",
+        "The faults decide it: with the same faults and a different seed from the start, 10 of 10 runs fail.",
         "Decided between 1.5000 s and 1.7500 s: of the runs that repeat this one up to the first moment and continue "
-        "with other randomness and no fault, 1 of 10 fail; from the second, 10 of 10.",
+        "with a different seed and no faults, 1 of 10 fail; from the second moment, 10 of 10.",
     ]
     view = deciding_view(explanation)
     assert view is not None

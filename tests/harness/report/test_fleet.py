@@ -24,15 +24,15 @@ def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.
 def test_the_sentence_says_how_many_and_how_sure() -> None:
     kind, sentence, below = headline([rate("log", 10, 0), rate("unsafe", 0, 10)])
     assert kind == "invalid"
-    assert sentence == "10 of 20 runs broke a promise; worst: read_mode unsafe, 10 of 10 (72 % to 100 %)."
-    assert below == "1 configuration showed none, which still allows up to 28 %."
+    assert sentence == "10 of 20 runs violated a guarantee; worst: read_mode unsafe, 10 of 10 (72 % to 100 %)."
+    assert below == "1 configuration showed none; the rate may still be up to 28 %."
 
 
 def test_nothing_seen_is_not_nothing_there() -> None:
     kind, sentence, below = headline([rate("log", 10, 0, 1), rate("lease", 10, 0, high=0.3)])
     assert kind == "valid"
-    assert sentence == "No anomaly in 20 decided runs; per configuration that still allows up to 30 %."
-    assert below == "1 run unknown, counted for neither side."
+    assert sentence == "No anomaly in 20 decided runs; the rate per configuration may still be up to 30 %."
+    assert below == "1 unknown run is counted as neither valid nor invalid."
     assert headline([rate("log", 0, 0, 4)])[0] == "unknown"
     assert headline([rate("log", 1, 0, 4)])[0] == "unknown"
 
@@ -48,7 +48,7 @@ def test_what_is_found_by_checking_again_is_said_on_top() -> None:
     assert (kind, sentence) == ("invalid", "1 run not recorded as invalid is invalid when checked again.")
     assert below.startswith("No anomaly in 10 decided runs")
     kind, sentence, below = headline([rate("unsafe", 0, 10)], found)
-    assert kind == "invalid" and sentence.startswith("10 of 10 runs broke a promise")
+    assert kind == "invalid" and sentence.startswith("10 of 10 runs violated a guarantee")
     assert below == "1 run not recorded as invalid is invalid when checked again."
     assert headline(rates, found[1:]) == headline(rates)
 
@@ -58,14 +58,17 @@ def test_a_configuration_of_which_nothing_was_decided_is_no_clean_one() -> None:
     kind, sentence, below = headline([rate("log", 100, 0, high=0.037), rate("unsafe", 0, 0, unknown=10, high=1.0)])
     assert kind == "unknown" and sentence.startswith("No anomaly in 100 decided runs")
     assert below == (
-        "1 configuration without a decided run: nothing is shown of it. 10 runs unknown, counted for neither side."
+        "1 configuration has no decided run, which shows nothing either way. "
+        "10 unknown runs are counted as neither valid nor invalid."
     )
     kind, _, below = headline([rate("log", 0, 5), *[rate(mode, 0, 0, unknown=1) for mode in ("unsafe", "lease")]])
-    assert kind == "invalid" and below.startswith("2 configurations without a decided run: nothing is shown of them.")
+    assert kind == "invalid" and below.startswith(
+        "2 configurations have no decided run, which shows nothing either way."
+    )
 
 
 def test_unknown_runs_are_not_among_those_of_which_some_broke_a_promise() -> None:
-    assert headline([rate("log", 2, 1, unknown=7)])[1] == "1 of 3 decided runs broke a promise."
+    assert headline([rate("log", 2, 1, unknown=7)])[1] == "1 of 3 decided runs violated a guarantee."
 
 
 def test_where_nothing_was_decided_and_something_is_found_the_page_does_not_say_that_nothing_is_shown() -> None:
@@ -73,12 +76,12 @@ def test_where_nothing_was_decided_and_something_is_found_the_page_does_not_say_
     kind, sentence, below = headline([rate("log", 0, 0, unknown=1)], found)
     assert (kind, sentence) == ("invalid", "1 run not recorded as invalid is invalid when checked again.")
     assert below == "None of 1 run was decided. That is what was recorded."
-    assert headline([rate("log", 0, 0, unknown=1)])[2] == "Nothing is shown, for good or ill."
+    assert headline([rate("log", 0, 0, unknown=1)])[2] == "This shows nothing either way."
 
 
 def test_runs_that_could_not_be_used_are_said_on_top() -> None:
     kind, _, below = headline([rate("log", 10, 0)], left_out=1)
-    assert (kind, below) == ("valid", "1 run could not be used, and is in no figure.")
+    assert (kind, below) == ("valid", "1 run could not be used and is not counted.")
     assert headline([rate("log", 1, 0)], left_out=9)[0] == "unknown"
 
 
@@ -119,7 +122,7 @@ def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
     assert "3 lost (3,000 per million)" in page
     assert "1.5 s, 321 operations" in page
     assert "torn &amp; broken" in page
-    assert page.index("broke a promise") < page.index("What went wrong")
+    assert page.index("violated a guarantee") < page.index("What went wrong")
 
 
 def test_the_link_of_a_run_whose_folder_has_signs_of_a_uri_in_its_name(tmp_path: Path) -> None:

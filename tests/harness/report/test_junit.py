@@ -48,7 +48,7 @@ def test_any_text_makes_a_file_that_can_be_read(tmp_path_factory: pytest.TempPat
 
 
 def test_a_file_that_cannot_be_written_is_the_operators(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match=r"--junit '/.*': that names no file"):
+    with pytest.raises(OperatorError, match=r"--junit '/.*': must name a file"):
         write_junit(str(tmp_path), [])
 
 

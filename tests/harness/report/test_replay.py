@@ -177,7 +177,7 @@ def test_of_very_many_changes_of_logs_some_are_kept_and_that_is_said(run: RunDir
     monkeypatch.setattr(module, "MAX_LOG_STATES", 2)
     replay = collect_replay(run)
     assert [state.committed for state in replay.logs] == [477, 480]
-    assert "the logs' ends and committed indexes are shown at one change of 2 only" in replay.notes
+    assert "log ends and committed indexes are shown for only one change in 2" in replay.notes
 
 
 def test_a_damaged_line_of_a_log_is_named(run: RunDir) -> None:
@@ -195,7 +195,7 @@ def test_pipes_and_directories_in_the_place_of_files_are_not_waited_for(run: Run
     for put in (os.mkfifo, os.mkdir):
         run.trace_path.unlink()
         put(run.trace_path)
-        with pytest.raises(TraceError, match="is no file: it cannot be one of ours"):
+        with pytest.raises(TraceError, match="is not a regular file"):
             collect_replay(run)
 
 
@@ -207,7 +207,7 @@ def test_a_pipe_in_the_place_of_the_page_is_told_and_not_waited_for(
 ) -> None:
     os.mkfifo(run.path / name)
     done = harness_here("trace", "latest", *words, cwd=run.path.parents[2])
-    assert done.returncode == 254 and f"{name} is no file: move it away" in done.stderr
+    assert done.returncode == 254 and f"{name} is not a regular file: move it away" in done.stderr
 
 
 def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
@@ -240,7 +240,7 @@ def test_a_part_in_which_nothing_was_sent_shows_what_else_there_was(run: RunDir)
     assert part.messages == [] and [operation[0] for operation in part.operations] == [4] and part.faults
     assert "no messages: nothing was sent in this part" in part.notes
     assert data_of(replay_page(part))["part"] == [52_000, 70_000]
-    with pytest.raises(TraceError, match="nothing was sent between --from 500 and --to 600: the trace goes from"):
+    with pytest.raises(TraceError, match="nothing was sent between --from 500 and --to 600: the trace covers"):
         collect_replay(run, from_ns=500_000 * MS, to_ns=600_000 * MS)
 
 
@@ -249,7 +249,7 @@ def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
     part = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
     assert (part.violations, [fault["name"] for fault in part.faults]) == ([], ["f1 partition leader"])
     assert part.notes[0] == "a part of the run: from 0.045 s to 0.070 s"
-    assert "1 violation outside of this part" in part.notes
+    assert "1 violation outside this part" in part.notes
     assert data_of(replay_page(part))["part"] == [45_000, 70_000]
     assert data_of(replay_page(collect_replay(run, to_ns=24 * MS)))["part"] == [None, 24_000]
     whole = data_of(replay_page(collect_replay(run)))
@@ -274,16 +274,16 @@ def test_what_there_is_no_room_for_is_counted_and_a_part_has_room_of_its_own(
     run.write_results(results)
     whole, part = collect_replay(run), collect_replay(run, from_ns=390 * MS, to_ns=600 * MS)
     assert [fault["name"] for fault in whole.faults] == ["f1 partition leader", "f2 kill"]
-    assert {"3 faults left out, the last ones", "3 violations left out, the last ones"} <= set(whole.notes)
+    assert {"the last 3 faults left out", "the last 3 violations left out"} <= set(whole.notes)
     assert [fault["name"] for fault in part.faults] == ["f4 kill", "f5 kill"]
-    assert [one["at"] for one in part.violations] == [400_000] and "3 violations outside of this part" in part.notes
+    assert [one["at"] for one in part.violations] == [400_000] and "3 violations outside this part" in part.notes
     assert not [note for note in part.notes if "left out" in note]
 
 
 def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
     with run.trace_path.open("a") as trace:
         trace.write(lines({"time": 52 * MS, "kind": "limit", "events": 9}))
-    words = "no messages and no logs from 0.052 s on: there the trace reached its bound"
+    words = "no messages and no logs after 0.052 s: the trace reached its size limit"
     assert words in collect_replay(run).notes
     assert words not in collect_replay(run, to_ns=51 * MS).notes
 
@@ -298,7 +298,7 @@ def test_a_run_without_a_trace_says_so(run: RunDir) -> None:
 def test_logs_that_cannot_be_placed_give_no_roles(run: RunDir) -> None:
     run.write_results({"valid": True, "checks": {}})
     replay = collect_replay(run)
-    assert replay.roles == [] and replay.notes == ["no roles: no log says when a leader was elected"]
+    assert replay.roles == [] and replay.notes == ["no roles: no log shows when a leader was elected"]
     assert "what the replicas logged" not in replay_page(replay)
 
 
@@ -339,13 +339,13 @@ def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkey
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--replay", "--from", "2", "--to", "1"], "--from must lie before --to"),
-        (["--replay", "--from", "nan"], "--from must lie before --to"),
-        (["--replay", "--from", "1e300"], "--from must lie before --to"),
-        (["--replay", "--hosts", "n1,n2"], "a replay shows all hosts"),
-        (["--replay", "--out", "x.svg"], "a replay is an .html file"),
+        (["--replay", "--from", "2", "--to", "1"], "--from must be less than --to"),
+        (["--replay", "--from", "nan"], "--from must be less than --to"),
+        (["--replay", "--from", "1e300"], "--from must be less than --to"),
+        (["--replay", "--hosts", "n1,n2"], "a replay always shows all hosts"),
+        (["--replay", "--out", "x.svg"], "must end in .html"),
         (["--replay", "--out", "nowhere/x.html"], "--out nowhere/x.html: No such file or directory"),
-        ([], "--from and --to say what to draw; or --replay"),
+        ([], "give --from and --to for what to draw, or --replay"),
     ],
 )
 def test_what_an_operator_can_mend_is_one_line(

@@ -80,10 +80,10 @@ def test_a_window_has_what_was_under_way_in_it(tmp_path: Path) -> None:
         (
             "".join(json.dumps(e) + "\n" for e in EVENTS),
             {"hosts": ["n1", "n9"]},
-            "n9 never spoke; these did: n1, n2, n3",
+            "n9 sent and received nothing; known: n1, n2, n3",
         ),
-        ("".join(json.dumps(e) + "\n" for e in EVENTS), {}, "the trace goes from 0.000 s to 0.030 s"),
-        (json.dumps(EVENTS[0]) + '\n{"time":5,"kind":"limit","events":1}\n', {}, "reached its bound"),
+        ("".join(json.dumps(e) + "\n" for e in EVENTS), {}, "the trace covers 0.000 s to 0.030 s"),
+        (json.dumps(EVENTS[0]) + '\n{"time":5,"kind":"limit","events":1}\n', {}, "reached its limit of events"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(
@@ -176,12 +176,12 @@ def test_what_nodes_say_is_text(tmp_path: Path) -> None:
 def test_the_rule_is_stated_when_it_applied() -> None:
     messages = [message(number, "heartbeat", arrived_ns=number + 5) for number in range(10)]
     page = sequence_page(choose(Window(0, 100, messages), 4), title="t", hosts=["n1", "n2"])
-    assert "4 messages of 10" in page and "Left out: 6 of heartbeats" in page
+    assert "4 messages of 10" in page and "Left out: heartbeats (6)" in page
 
 
 def test_that_the_trace_reached_its_bound_is_said(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*EVENTS, {"time": 31_000_000, "kind": "limit", "events": 8}])
-    words = "The trace reached its bound at 0.031 s: nothing is known of what came after."
+    words = "The trace reached its size limit at 0.031 s; later messages are unknown."
     for most in (100, 2):
         assert words in sequence_page(choose(window_of(path, 0, 40), most), title="t", hosts=HOSTS)
     assert words not in sequence_page(window_of(path, 0, 30.5), title="t", hosts=HOSTS)

@@ -107,5 +107,5 @@ def test_a_page_that_cannot_be_written_is_no_failure_of_the_run(
     make(store)
     (store.root / "index.html").mkdir()
     update_store_page(store)
-    assert "index.html of the store is not up to date" in caplog.text
+    assert "cannot update index.html of the store" in caplog.text
     assert not [path for path in store.root.iterdir() if path.name.startswith(".index.html")]

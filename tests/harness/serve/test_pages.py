@@ -97,7 +97,7 @@ def test_folders_that_cannot_be_read_are_named(
     monkeypatch.setattr(app, "read_index", lambda *_, **__: index)
     page = serve().page("/")
     assert "1 folder of the store cannot be read: &lt;b&gt; (Permission denied)." in page
-    assert "No run that can be read." in page and "No run yet." not in page
+    assert "No readable run." in page and "No run yet." not in page
 
 
 def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
