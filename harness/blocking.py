@@ -70,11 +70,9 @@ def no_blocking(
         where = _place_in(files, frame)
         if stood_s > current_limit_s() and where is not None:
             seen_s = time.monotonic()  # restart the limit
-            said = (
-                f"{where} kept the harness from running for {stood_s:.0f} s: what a plug-in waits for must be awaited"
-            )
+            said = f"{where} blocked the harness for {stood_s:.0f} s: a plug-in must await whatever it waits for"
             tell(said, is_asked)
-            raise Blocked(f"it waited for {stood_s:.0f} s without await")
+            raise Blocked(f"blocked for {stood_s:.0f} s without await")
 
     before = signal.signal(_SIGNAL, interrupt)
     heard = {number: signal.signal(number, ask) for number in signals}

@@ -148,10 +148,10 @@ def clean(
 def _why_live(record: RunRecord, is_live: bool | None) -> str:
     if is_live is None:
         return (
-            "its harness has run in a container whose processes are not seen here: clean there, or if it is dead, "
-            f"`harness clean --run {record.run_id}`"
+            "its harness runs in a container whose processes are not visible here: clean up there, or, if it is dead, "
+            f"with `harness clean --run {record.run_id}`"
         )
-    return f"its harness still runs (pid {record.pid})"
+    return f"its harness is still running (pid {record.pid})"
 
 
 def _live_elsewhere(run_id: str) -> RunRecord | None:
@@ -180,13 +180,13 @@ def _release_devices_of_the_dead(
         if mark.has_state:
             root = os.path.dirname(mark.state)
             if root not in roots:
-                mend = f"{run_state.STATE_DIR_VARIABLE}={root} harness clean removes it"
-                tell(result.notes, f"{what} is of a dead run: {mend}")
+                mend = f"remove it with {run_state.STATE_DIR_VARIABLE}={root} harness clean"
+                tell(result.notes, f"{what} belongs to a dead run: {mend}")
             continue
         try:
             _release_device(device)
         except (OSError, subprocess.SubprocessError) as error:
-            tell(result.left, f"{what}: {error}; `harness clean --run {mark.run_id}` ends what the run has left")
+            tell(result.left, f"{what}: {error}; remove what the run has left with `harness clean --run {mark.run_id}`")
         else:
             tell(result.removed, what)
 
@@ -218,7 +218,7 @@ def _note_groups_without_state(roots: Collection[str], note: Callable[[str], Non
             lost[run_id] = lost.get(run_id, 0) + 1
     for run_id, count in sorted(lost.items()):
         note(
-            f"run {run_id}: its control groups ({count}) are empty and its state is not here: if its harness is dead, "
+            f"run {run_id}: its control groups ({count}) are empty and it has no state here: if its harness is dead, "
             f"`harness clean --run {run_id}` removes them"
         )
 
@@ -257,7 +257,7 @@ def _hint_at_root(run_ids: Collection[str] | None) -> str | None:
     ours = [name for name in names if name.startswith("sb-") and (run_ids is None or _belongs_to_any(name, run_ids))]
     if not ours:
         return None
-    return f"{len(ours)} namespaces are of root's runs ({min(ours)}, ...): `sudo harness clean` cleans those"
+    return f"{len(ours)} namespaces belong to runs of root ({min(ours)}, ...): remove them with `sudo harness clean`"
 
 
 def _belongs_to_any(namespace: str, run_ids: Collection[str]) -> bool:
@@ -350,7 +350,7 @@ class _RunCleaner:
             if self._forgotten_line is not None:
                 self._forgotten_line(f"run {self._run_id}: forgotten: {kind} {ident}: {error}; {error.may_be_left}")
             else:
-                mend = f"gone for good? harness clean --run {self._run_id} --forget-unreachable"
+                mend = f"if it no longer exists: harness clean --run {self._run_id} --forget-unreachable"
                 self._leave(f"{kind} {ident}: {error} ({mend})")
             return
         except (OSError, subprocess.SubprocessError, CannotRemove, _NotOurs) as error:
@@ -364,7 +364,7 @@ class _RunCleaner:
     def _end_processes(self) -> None:
         self._kill(self._marked_or_claimed)
         for process in self._marked_or_claimed():
-            self._leave(f"process {process.pid} ({process.command}): it does not end, it hangs in the kernel")
+            self._leave(f"process {process.pid} ({process.command}): it cannot be killed: it hangs in the kernel")
 
     def _kill(self, find: Callable[[], list[ProcessId]]) -> None:
         commands = {process: process.command for process in find()}
@@ -407,7 +407,7 @@ class _RunCleaner:
 
     def _remove_namespace(self, name: str) -> bool:
         if _host_of(name, self._run_id) is None:
-            raise _NotOurs("its name is not of this run")
+            raise _NotOurs("its name does not belong to this run")
         path = namespace_path(name)
         if not os.path.lexists(path):
             return False
@@ -462,7 +462,7 @@ class _RunCleaner:
 
     def _remove_cgroup(self, path: str, details: Mapping[str, Any]) -> bool:
         if not os.path.basename(path).startswith(f"{run_state.TEMP_PREFIX}{self._run_id}-"):
-            raise _NotOurs("its name is not of this run")
+            raise _NotOurs("its name does not belong to this run")
         if not os.path.isdir(path):
             return False
         remove_group(path, timeout_s=_KILL_TIMEOUT_S)
@@ -491,7 +491,7 @@ class _RunCleaner:
         if status is None:
             return False
         if not is_right(status.st_mode) or status.st_uid != os.geteuid():
-            raise _NotOurs(f"it is not {what} of this user any more")
+            raise _NotOurs(f"it is no longer {what} of this user")
         os.unlink(path)
         return True
 
@@ -500,9 +500,9 @@ class _RunCleaner:
         if status is None:
             return False
         if not os.path.basename(path).startswith(f"{run_state.TEMP_PREFIX}{self._run_id}-"):
-            raise _NotOurs("its name is not of this run")
+            raise _NotOurs("its name does not belong to this run")
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise _NotOurs("it is not a directory of this user any more")
+            raise _NotOurs("it is no longer a directory of this user")
         inside = [point for point, _ in _mounts() if point == path or point.startswith(path + "/")]
         for point in reversed(inside):
             unmount(point)

@@ -86,7 +86,7 @@ def _perform(arguments: argparse.Namespace) -> int:
         case "list":
             from harness.commands.list import list_command as perform
         case unknown:
-            raise HarnessError(f"the command line has a command {unknown!r} that nothing carries out")
+            raise HarnessError(f"command {unknown!r} is not implemented")
     return perform(arguments)
 
 
@@ -142,7 +142,7 @@ def _guarded(action: Callable[[], int]) -> int:
         discard_output()
         return EXIT_HARNESS_FAILED
     except MemoryError:
-        say("harness: out of memory: the machine, or a limit such as `ulimit -v`, gives no more; have it give more")
+        say("harness: out of memory: give it more, or raise a limit such as `ulimit -v`")
         return EXIT_OPERATOR
     except SystemExit:
         raise
@@ -150,10 +150,10 @@ def _guarded(action: Callable[[], int]) -> int:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             discard_output()
             what = one_line(error.filename or "the store or the output")
-            say(f"harness: cannot write {what}: {error.strerror}; make room for it")
+            say(f"harness: cannot write {what}: {error.strerror}; free some space")
             return EXIT_OPERATOR
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             traceback.print_exc()
         what = f"{type(error).__name__}: {one_line(error)}"
-        say(f"harness: internal error: {what} (SPLITBRAIN_TRACEBACK=1 shows where)")
+        say(f"harness: internal error: {what} (set SPLITBRAIN_TRACEBACK=1 for a traceback)")
         return EXIT_HARNESS_FAILED

@@ -45,6 +45,9 @@ leader before the old one was back; of 20 with one second, some always make prog
 15 s a seed takes three times the processor time and finds hardly more (`python -m benchmarks search_seeds`)."""
 
 
+_JOBS_HELP = "number of parallel processes (default: one per core)"
+
+
 def whole_number(text: str, least: int, most: float, must_be: str) -> int:
     """An integer within bounds. Raises ArgumentTypeError, with `must_be` if it is out of bounds."""
     try:
@@ -65,7 +68,7 @@ def duration_s(text: str) -> float:
     """Seconds from "90", "90s", "5m" or "1h". Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 5m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 5m or 1h")
     return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
@@ -76,7 +79,7 @@ def positive_count(text: str) -> int:
 
 def job_count(text: str) -> int:
     """A number of parallel processes. Raises ArgumentTypeError."""
-    return whole_number(text, 1, MAX_JOBS, f"must be 1 to {MAX_JOBS}: each is a process of its own")
+    return whole_number(text, 1, MAX_JOBS, f"must be 1 to {MAX_JOBS}: each job is a separate process")
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -105,15 +108,15 @@ def _settings_in(name: str) -> str | None:
     except OperatorError:
         return None
     words = [f"--set {each.name}={'|'.join(each.choices) or each.default}" for each in settings]
-    return f"settings of {name}, the default first: {', '.join(words)}" if words else None
+    return f"settings of {name}, defaults first: {', '.join(words)}" if words else None
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
     """Add FILE.py, an alternative to --system."""
     parser.add_argument(
         "file", nargs="?", action=_NamesSystem, metavar="FILE.py",
-        help=f"the system under test, where it is one of your own ({page_in_help('your-own-system.md')}); "
-        "FILE.py:CLASS, where there are several in it",
+        help=f"file that defines your own system under test ({page_in_help('your-own-system.md')}); "
+        "FILE.py:CLASS if it defines several",
     )  # fmt: skip
 
 
@@ -121,21 +124,21 @@ def add_system_settings(parser: Any) -> None:
     """Add `--set`, parsed as `settings`."""
     parser.add_argument(
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
-        help="a setting of the system, such as replication=sync or read_mode=unsafe, or of the workload, such as "
-        "workload.keys=20; repeatable (harness list has all)",
+        help="setting of the system, such as replication=sync or read_mode=unsafe, or of the workload, such as "
+        "workload.keys=20; repeatable (harness list shows all settings)",
     )  # fmt: skip
 
 
 def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True) -> None:
     """Add the options that determine a test, in groups, with names from the registry. Without `has_faults` there are no
     fault options: those of a replay are in its schedule."""
-    _add_what_runs(parser.add_argument_group("what is tested, and where"))
+    _add_what_runs(parser.add_argument_group("system and hosts"))
     if has_faults:
         _add_faults(parser.add_argument_group("faults"))
     else:
         parser.set_defaults(nemesis="none", nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None)
     _add_load(parser.add_argument_group("load"))
-    _add_judging(parser.add_argument_group("judging and keeping"))
+    _add_judging(parser.add_argument_group("checks and storage"))
 
 
 def _known(kind: str) -> str:
@@ -144,111 +147,118 @@ def _known(kind: str) -> str:
 
 def _add_what_runs(group: Any, *, is_simulated: bool = False) -> None:
     group.add_argument(
-        "--system",
-        default=registry.DEFAULT_SYSTEM,
-        help=f"the system under test: {_known('systems')} or a FILE.py (default: {registry.DEFAULT_SYSTEM})",
-    )
+        "--system", default=registry.DEFAULT_SYSTEM,
+        help=f"system under test: {_known('systems')} or a FILE.py (default: {registry.DEFAULT_SYSTEM})",
+    )  # fmt: skip
     add_system_settings(group)
     group.add_argument(
         "--client", metavar="COMMAND",
-        help="a program in any language that speaks JSON lines, in the place of the system's own client, "
+        help="client program in any language that speaks JSON lines, used instead of the system's own client, "
         "such as \"java -jar mine.jar\"",
     )  # fmt: skip
-    group.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
+    group.add_argument("--nodes", type=int, default=5, metavar="N", help="number of replicas (default: 5)")
     if is_simulated:
         group.add_argument("--cluster", default=SIMULATED, choices=[SIMULATED], help="always sim")
         return
     group.add_argument(
-        "--cluster", default="auto", help=f"how hosts are made: auto (the best one here, default), {_known('clusters')}"
-    )
+        "--cluster", default="auto",
+        help=f"kind of hosts to run on: auto (the best one available here, default), {_known('clusters')}",
+    )  # fmt: skip
     add_cluster_options(group)
 
 
 def _add_faults(group: Any, *, is_simulated: bool = False) -> None:
-    words = "all (default), or some of" if is_simulated else "none (default), all, or some of"
+    words = "all (default) or a list of" if is_simulated else "none (default), all or a list of"
     group.add_argument(
         "--nemesis", default="all" if is_simulated else "none", metavar="NAME[=VARIANT][,...]",
-        help=f"{words}: {_known('nemeses')}; a part of one as kill=sigkill, kill@leader, kill=sigkill@n1+n2; "
-        "all,promote: all and one that it leaves out",
+        help=f"faults to inject: {words}: {_known('nemeses')}; limit one to a variant as in kill=sigkill, kill@leader "
+        "or kill=sigkill@n1+n2; all,promote adds a nemesis that all does not include",
     )  # fmt: skip
     if is_simulated:
         return
     group.add_argument(
         "--nemesis-interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS",
-        help="how long a fault lasts, and the calm after it (default: 5)",
+        help="duration of each fault, and of the pause after it (default: 5)",
     )  # fmt: skip
     group.add_argument(
         "--nemesis-schedule", metavar="FILE",
-        help="timed faults from a JSON list, such as the schedule.json that every run leaves",
+        help="JSON file with a list of timed faults, such as the schedule.json that every run writes",
     )  # fmt: skip
 
 
 def _add_load(group: Any) -> None:
     group.add_argument(
-        "--workload", default="register", help=f"what clients do: {_known('workloads')} (default: register)"
+        "--workload", default="register", help=f"what the clients do: {_known('workloads')} (default: register)"
     )
     group.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: %(default)g)"
-    )
+        "--time-limit", type=float, default=60.0, metavar="SECONDS",
+        help="how long clients put load on the system (default: %(default)g)",
+    )  # fmt: skip
     group.add_argument(
-        "--concurrency", type=int, default=10, metavar="N", help="logical clients (default: %(default)d)"
+        "--concurrency", type=int, default=10, metavar="N", help="number of logical clients (default: %(default)d)"
     )
     group.add_argument(
         "--rate", type=float, default=200.0, metavar="OPS",
-        help="operations per second, 0 for no limit (default: %(default)g)",
+        help="operations per second of all clients together, 0 for no limit (default: %(default)g)",
     )  # fmt: skip
     group.add_argument(
         "--operation-timeout", type=float, default=3.0, metavar="SECONDS",
-        help="of one operation (default: %(default)g)",
+        help="timeout of each operation (default: %(default)g)",
     )  # fmt: skip
-    group.add_argument("--seed", type=seed_number, metavar="N", help="decides everything random (default: random)")
+    group.add_argument("--seed", type=seed_number, metavar="N", help="seed for everything random (default: random)")
 
 
 def add_simulated_test_options(parser: argparse.ArgumentParser) -> None:
     """Add the test options for simulated seeds with random mixes of faults. Hosts need no options, the seed determines
     when faults occur, and the default load is SEARCHED_LOAD."""
-    _add_what_runs(parser.add_argument_group("what is tested"), is_simulated=True)
+    _add_what_runs(parser.add_argument_group("system"), is_simulated=True)
     _add_faults(parser.add_argument_group("faults"), is_simulated=True)
     _add_load(parser.add_argument_group("load"))
-    _add_judging(parser.add_argument_group("judging and keeping"))
+    _add_judging(parser.add_argument_group("checks and storage"))
     parser.set_defaults(
         nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None, **NO_CLUSTER_OPTIONS, **SEARCHED_LOAD
     )
 
 
 def _add_judging(group: Any) -> None:
-    group.add_argument("--fail-fast", action="store_true", help="end the load at the first violation seen on the way")
+    group.add_argument("--fail-fast", action="store_true", help="stop the load as soon as a violation is detected")
     group.add_argument(
-        "--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="of each check (default: 60)"
+        "--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="time limit of each check (default: 60)"
     )
-    group.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="for each check (default: 2048)")
-    group.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
+    group.add_argument(
+        "--checker-memory", type=int, default=2048, metavar="MB", help="memory limit of each check (default: 2048)"
+    )
+    group.add_argument("--store", default="store", metavar="DIR", help="directory for stored runs (default: ./store)")
 
 
 def add_trace_option(parser: Any) -> None:
     """Add `--trace`, for the commands that store their runs."""
     parser.add_argument(
-        "--trace", action="store_true", help="keep what the network did in trace.jsonl, for harness trace (sim only)"
+        "--trace", action="store_true", help="record all messages in trace.jsonl, for harness trace (sim only)"
     )
 
 
 def add_trace_command(commands: Any) -> None:
     """Add `trace` to the commands."""
-    trace = commands.add_parser("trace", help="draw who sent what to whom in a window of a run made with --trace")
+    trace = commands.add_parser("trace", help="draw the messages between hosts in part of a run made with --trace")
     trace.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
-    trace.add_argument("--store", default="store", metavar="DIR")
+    trace.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
     trace.add_argument(
         "--from", dest="from_s", type=float, metavar="SECONDS",
-        help="since the load began; negative for what was before",
+        help="start of the part to draw, in seconds since the load began; negative for before the load",
     )  # fmt: skip
-    trace.add_argument("--to", dest="to_s", type=float, metavar="SECONDS")
+    trace.add_argument("--to", dest="to_s", type=float, metavar="SECONDS", help="end of the part to draw")
     trace.add_argument(
-        "--replay", action="store_true", help="a page to play and step through; without --from and --to the whole run"
-    )
-    trace.add_argument("--hosts", default="", metavar="NAME[,...]", help="only these (default: all that spoke)")
+        "--replay", action="store_true",
+        help="write a page that plays the messages step by step, of the whole run unless --from or --to is given",
+    )  # fmt: skip
     trace.add_argument(
-        "--out", metavar="FILE", help="an .html or .svg file (default: trace.html or replay.html of the run)"
+        "--hosts", default="", metavar="NAME[,...]", help="hosts to draw (default: all that sent or received messages)"
     )
+    trace.add_argument(
+        "--out", metavar="FILE",
+        help="output file, .html or .svg (default: trace.html or replay.html in the run's directory)",
+    )  # fmt: skip
 
 
 def given_options(words: list[str]) -> frozenset[str]:
@@ -259,62 +269,94 @@ def given_options(words: list[str]) -> frozenset[str]:
 
 def add_exploration_commands(commands: Any) -> None:
     """Add `explore`, `audit`, `shrink`, `explain` and `replay` to the commands."""
-    explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
+    _add_explore(commands)
+    _add_audit(commands)
+    _add_shrink(commands)
+    _add_explain(commands)
+    _add_replay(commands)
+
+
+def _add_explore(commands: Any) -> None:
+    explore = commands.add_parser("explore", help="run many simulated seeds with random mixes of faults")
     add_simulated_test_options(explore)
     explore.add_argument(
-        "--budget", type=duration_s, default="5m", metavar="TIME", help="such as 90s, 5m, 1h (default: 5m)"
+        "--budget", type=duration_s, default="5m", metavar="TIME",
+        help="how long to search, such as 90s, 5m or 1h (default: 5m)",
+    )  # fmt: skip
+    explore.add_argument(
+        "--seeds", type=positive_count, metavar="N", help="maximum number of seeds, counting up from --seed"
     )
-    explore.add_argument("--seeds", type=positive_count, metavar="N", help="at most so many, from --seed on")
-    explore.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
-    explore.add_argument("--guide", action="store_true", help="make runs of earlier ones that did something new")
-    explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
-    explore.add_argument("--json", action="store_true", help="print the tally on standard output")
+    explore.add_argument("--jobs", type=job_count, metavar="N", help=_JOBS_HELP)
+    explore.add_argument("--guide", action="store_true", help="vary earlier runs that showed new behaviour")
+    explore.add_argument("--stop-at-first", action="store_true", help="stop at the first run that is not valid")
+    explore.add_argument("--json", action="store_true", help="print the tally as JSON on standard output")
     spark = explore.add_argument_group(f"on a Spark cluster ({page_in_help('spark.md')})")
-    add_spark_options(spark, without_master="none: processes of this machine")
+    add_spark_options(spark, without_master="none, run on this machine")
     spark.add_argument(
         "--executor-python", metavar="PATH",
-        help="what simulates there, 3.11 or newer (default: pypy3 where an executor has it, else Spark's own Python)",
+        help="Python 3.11 or newer to simulate with (default: pypy3 if the executor has it, else Spark's own Python)",
     )  # fmt: skip
 
-    audit = commands.add_parser("audit", help="run each simulated seed twice and show where the two part, if they do")
+
+def _add_audit(commands: Any) -> None:
+    audit = commands.add_parser(
+        "audit", help="run each simulated seed twice and show where the two runs diverge, if they do"
+    )
     add_simulated_test_options(audit)
-    audit.add_argument("--seeds", type=positive_count, default=4, metavar="N", help="from --seed on (default: 4)")
-    audit.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
-    audit.add_argument("--python", metavar="PATH", help="the interpreter of the second run (default: this one)")
-    audit.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
+    audit.add_argument(
+        "--seeds", type=positive_count, default=4, metavar="N",
+        help="number of seeds, counting up from --seed (default: 4)",
+    )  # fmt: skip
+    audit.add_argument("--jobs", type=job_count, metavar="N", help=_JOBS_HELP)
+    audit.add_argument("--python", metavar="PATH", help="Python interpreter of the second run (default: this one)")
+    audit.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
 
-    shrink = commands.add_parser("shrink", help="cut a failing run down to what it takes to fail")
+
+def _add_shrink(commands: Any) -> None:
+    shrink = commands.add_parser("shrink", help="reduce a failing run to the faults and load that it takes to fail")
     shrink.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
-    shrink.add_argument("--store", default="store", metavar="DIR")
-    shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
-    shrink.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
-    shrink.add_argument("--out", metavar="DIR", help="for schedule and test (default: shrunk in the run's directory)")
+    shrink.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
+    shrink.add_argument(
+        "--budget", type=duration_s, default="2m", metavar="TIME",
+        help="how long to search, such as 90s, 5m or 1h (default: 2m)",
+    )  # fmt: skip
+    shrink.add_argument("--jobs", type=job_count, metavar="N", help=_JOBS_HELP)
+    shrink.add_argument(
+        "--out", metavar="DIR",
+        help="directory for the reduced schedule and test (default: shrunk in the run's directory)",
+    )  # fmt: skip
 
-    explain = commands.add_parser("explain", help="where the violation of a simulated run was decided")
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser("explain", help="find the moment at which a simulated run's violation was decided")
     explain.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
-    explain.add_argument("--store", default="store", metavar="DIR")
+    explain.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
     explain.add_argument(
         "--points", type=positive_count, default=40, metavar="N",
-        help="moments at most that are looked at (default: 40)",
+        help="maximum number of moments to examine (default: 40)",
     )  # fmt: skip
     explain.add_argument(
         "--runs", type=positive_count, default=30, metavar="N",
-        help="runs by other randomness from each moment (default: 30)",
+        help="number of continuations from each moment, each with a different seed (default: 30)",
     )  # fmt: skip
-    explain.add_argument("--seed", type=seed_number, metavar="N", help="of that randomness (default: the run's)")
+    explain.add_argument(
+        "--seed", type=seed_number, metavar="N", help="seed for the continuations (default: the run's)"
+    )
     explain.add_argument(
         "--check", default="", metavar="NAME",
-        help="the check whose violation is explained, invariants and online among them (default: the first that shows)",
+        help="check whose violation to explain, which may be invariants or online (default: the first to appear)",
     )  # fmt: skip
-    explain.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
-    explain.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
+    explain.add_argument("--jobs", type=job_count, metavar="N", help=_JOBS_HELP)
+    explain.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
 
-    replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser("replay", help="repeat a run's schedule, on any cluster, and count how often it fails")
     replay.add_argument(
         "schedule", metavar="SCHEDULE",
-        help="a schedule.json, or a run, whose schedule it is; the test.json beside it, where there is one, says what "
-        "options do not: give --cluster to have it on another one",
+        help="a schedule.json, or a run whose schedule to repeat; options that are not given come from the test.json "
+        "beside it, if there is one: give --cluster to use another kind of cluster",
     )  # fmt: skip
     add_test_options(replay, has_faults=False)
-    replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")
+    replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="number of runs (default: 1)")
     add_trace_option(replay)

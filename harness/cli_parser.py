@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
         if stray is not None and not is_file(stray):  # it may be the value of an unknown option
             rest.append(stray)
         elif stray is not None and "system" in given_options(list(args or ())):
-            self.error(f"{stray} names the system, and so does --system: leave one of them out")
+            self.error(f"{stray} and --system both name the system: leave one of them out")
         if rest:
             self._refuse(rest)
         return found, rest
@@ -72,9 +72,9 @@ class _Parser(argparse.ArgumentParser):
     def _refuse(self, rest: Sequence[str]) -> NoReturn:
         option, separator, value = rest[0].partition("=")
         if not option.startswith("-") and is_file(option) and "--system" in self._option_string_actions:
-            self.error(f"what is {option!r} for? (a system of your own is --system {option} here)")
+            self.error(f"unexpected argument {option!r} (to use your own system: --system {option})")
         if not option.startswith("-"):
-            self.error(f"what is {option!r} for? (a system of your own is in a file NAME.py)")
+            self.error(f"unexpected argument {option!r} (your own system must be in a file NAME.py)")
         if option in MOVED and "--set" in self._option_string_actions:
             value = value if separator else next(iter(rest[1:]), "HOW")
             self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
@@ -88,13 +88,62 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"unknown {what} {value!r}{hint}")
 
 
+def _add_run_command(commands: Any) -> None:
+    run = commands.add_parser(
+        "run", help="run a test: start a cluster, inject faults, check the history, write a report"
+    )
+    add_plugin_argument(run)
+    add_test_options(run)
+    series = run.add_argument_group("series of runs, and output")
+    series.add_argument(
+        "--test-count", type=positive_count, default=1, metavar="N",
+        help="number of runs, each with its own seed (default: 1)",
+    )  # fmt: skip
+    series.add_argument(
+        "--matrix", metavar="FILE", help="TOML file with lists of option values; every combination is run"
+    )
+    series.add_argument(
+        "--json", action="store_true", help="print results.json on standard output, and the verdict on standard error"
+    )
+    series.add_argument(
+        "--junit", metavar="FILE", help="write JUnit XML with one case per run: invalid is a failure, unknown an error"
+    )
+    series.add_argument(
+        "--step-summary", metavar="FILE", help="append a Markdown table to FILE, such as $GITHUB_STEP_SUMMARY"
+    )
+    add_trace_option(series)
+
+
+def _add_doctor_command(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="show which faults can be injected on each kind of cluster on this machine"
+    )
+    add_plugin_argument(doctor)
+    doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each fault once")
+    doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="kinds of clusters to check (default: all)")
+    doctor.add_argument(
+        "--nemesis", default="", metavar="NAME[=FORM[@TARGET]][,...]",
+        help="faults to check (default: all forms of all nemeses)",
+    )  # fmt: skip
+    doctor.add_argument("--system", default=DEFAULT_SYSTEM, help=f"system on the hosts (default: {DEFAULT_SYSTEM})")
+    add_system_settings(doctor)
+    doctor.add_argument(
+        "--nodes", type=positive_count, default=5, metavar="N",
+        help="number of replicas (default: 5; some forms need that many)",
+    )  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="print the table as JSON on standard output")
+    add_cluster_options(doctor)
+
+
 def _add_clean_command(commands: Any) -> None:
-    clean = commands.add_parser("clean", help="remove what killed runs left, here and on their other hosts")
-    clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
+    clean = commands.add_parser("clean", help="remove what killed runs left behind, here and on remote hosts")
+    clean.add_argument(
+        "--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="clean only this run; repeatable"
+    )
     clean.add_argument(
         "--forget-unreachable", dest="forgets_unreachable", action="store_true",
-        help="with --run: machines and Docker engines of this run that do not answer are gone for good; what may be "
-        "left on them is named and nobody will remove it",
+        help="with --run: consider machines and Docker engines of this run that do not answer gone; what may be left "
+        "on them is listed, and will not be removed",
     )  # fmt: skip
 
 
@@ -102,42 +151,31 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(
         prog="harness",
-        description="Break a replicated system on purpose and say, with proof, what it did wrong.",
+        description="Break a replicated system on purpose and show, with proof, what it did wrong.",
         epilog="exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the harness failed",
     )
     parser.add_argument("--version", action="version", version=f"splitbrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
-    run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
-    add_plugin_argument(run)
-    add_test_options(run)
-    series = run.add_argument_group("more than one run, and output")
-    series.add_argument(
-        "--test-count", type=positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
-    )
-    series.add_argument("--matrix", metavar="FILE", help="TOML with lists of options; all combinations are run")
-    series.add_argument(
-        "--json", action="store_true", help="print results.json on standard output, and the verdict elsewhere"
-    )
-    series.add_argument(
-        "--junit", metavar="FILE", help="write JUnit XML: invalid is a failure, unknown an error; a case for each run"
-    )
-    series.add_argument(
-        "--step-summary", metavar="FILE", help="append a table in Markdown, as GITHUB_STEP_SUMMARY takes it"
-    )
-    add_trace_option(series)
-
+    _add_run_command(commands)
     add_exploration_commands(commands)
     add_trace_command(commands)
 
     analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
     analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
-    analyze.add_argument("--store", default="store", metavar="DIR")
-    analyze.add_argument("--checker-timeout", type=float, default=None, metavar="SECONDS")
-    analyze.add_argument("--checker-memory", type=int, default=None, metavar="MB")
+    analyze.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
+    analyze.add_argument(
+        "--checker-timeout", type=float, default=None, metavar="SECONDS",
+        help="time limit of each check (default: the run's)",
+    )  # fmt: skip
+    analyze.add_argument(
+        "--checker-memory", type=int, default=None, metavar="MB", help="memory limit of each check (default: the run's)"
+    )
     analyze.add_argument("--json", action="store_true", help="print results.json on standard output")
 
-    check = commands.add_parser("check", add_help=False, help="check any recorded history, also of other tools")
+    check = commands.add_parser(
+        "check", add_help=False, help="check recorded histories, including those of other tools"
+    )
     check.add_argument("rest", nargs=argparse.REMAINDER)
     add_spark_commands(commands)
     add_store_commands(commands)
@@ -146,24 +184,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_clean_command(commands)
     add_cluster_command(commands)
 
-    doctor = commands.add_parser("doctor", help="what every nemesis can do on every cluster of this machine")
-    add_plugin_argument(doctor)
-    doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
-    doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
-    doctor.add_argument(
-        "--nemesis", default="", metavar="NAME[=FORM[@TARGET]][,...]", help="only these (default: all forms of all)"
-    )
-    doctor.add_argument("--system", default=DEFAULT_SYSTEM, help=f"what runs on the hosts (default: {DEFAULT_SYSTEM})")
-    add_system_settings(doctor)
-    doctor.add_argument(
-        "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"
-    )
-    doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
-    add_cluster_options(doctor)
-
-    listing = commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
-    listing.add_argument("system", nargs="?", metavar="FILE.py", help="only the system in this file")
-    new = commands.add_parser("new", help="the first lines of a system of your own, in a file NAME.py")
-    new.add_argument("what", choices=["system"], metavar="WHAT", help="system")
-    new.add_argument("name", metavar="NAME", help="of the system, and of its file NAME.py")
+    _add_doctor_command(commands)
+    listing = commands.add_parser("list", help="list workloads, nemeses, systems and clusters")
+    listing.add_argument("system", nargs="?", metavar="FILE.py", help="list only the system in this file")
+    new = commands.add_parser("new", help="create NAME.py, the start of your own system")
+    new.add_argument("what", choices=["system"], metavar="WHAT", help="what to create: system")
+    new.add_argument("name", metavar="NAME", help="name of the system; its file is NAME.py")
     return parser

@@ -15,31 +15,34 @@ DEFAULT_PORT = 8137
 
 
 def _port(text: str) -> int:
-    return whole_number(text, 0, 65535, "must be 0 (any free one) to 65535")
+    return whole_number(text, 0, 65535, "must be 0 (any free port) to 65535")
 
 
 def add_store_commands(commands: Any) -> None:
     """Add `runs` and `serve` to the commands."""
-    runs = commands.add_parser("runs", help="the runs of the store, newest first")
-    runs.add_argument("--store", default="store", metavar="DIR")
+    runs = commands.add_parser("runs", help="list the runs in the store, newest first")
+    runs.add_argument("--store", default="store", metavar="DIR", help="store to list (default: ./store)")
     runs.add_argument(
-        "--verdict", default="", metavar="WORD[,...]", help="only valid, invalid, unknown, running, unfinished"
-    )
-    runs.add_argument("--workload", default="", metavar="NAME")
-    runs.add_argument("--nemesis", default="", metavar="NAME[=VARIANT]", help="runs whose faults include this one")
-    runs.add_argument("--system", default="", metavar="NAME")
-    runs.add_argument("--cluster", default="", metavar="NAME")
-    runs.add_argument("--test", default="", metavar="NAME", help="the folder of the store")
+        "--verdict", default="", metavar="WORD[,...]",
+        help="only runs that are valid, invalid, unknown, running or unfinished",
+    )  # fmt: skip
+    runs.add_argument("--workload", default="", metavar="NAME", help="only runs of this workload")
+    runs.add_argument("--nemesis", default="", metavar="NAME[=VARIANT]", help="only runs whose faults include this one")
+    runs.add_argument("--system", default="", metavar="NAME", help="only runs of this system")
+    runs.add_argument("--cluster", default="", metavar="NAME", help="only runs on this kind of cluster")
+    runs.add_argument("--test", default="", metavar="NAME", help="only runs of this test, a directory in the store")
     runs.add_argument(
         "--limit", type=positive_count, default=DEFAULT_LIMIT, metavar="N",
-        help=f"at most so many (default: {DEFAULT_LIMIT})",
+        help=f"maximum number of runs to list (default: {DEFAULT_LIMIT})",
     )  # fmt: skip
-    runs.add_argument("--json", action="store_true", help="print them as JSON on standard output")
+    runs.add_argument("--json", action="store_true", help="print the runs as JSON on standard output")
 
-    serve = commands.add_parser("serve", help="the store as pages for a browser on this machine")
-    serve.add_argument("--store", default="store", metavar="DIR")
+    serve = commands.add_parser("serve", help="serve the store as web pages to browsers on this machine")
+    serve.add_argument("--store", default="store", metavar="DIR", help="store to serve (default: ./store)")
     serve.add_argument(
         "--port", type=_port, default=DEFAULT_PORT, metavar="N",
-        help=f"of 127.0.0.1, 0 for any free one (default: {DEFAULT_PORT})",
+        help=f"port on 127.0.0.1, 0 for any free one (default: {DEFAULT_PORT})",
     )  # fmt: skip
-    serve.add_argument("--allow-run", action="store_true", help="let the pages start runs (otherwise they only read)")
+    serve.add_argument(
+        "--allow-run", action="store_true", help="allow the pages to start runs (otherwise they are read-only)"
+    )

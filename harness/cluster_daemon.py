@@ -96,8 +96,8 @@ def _only_daemon(spec: Spec) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            mend = "wait for its end, or take another --name"
-            raise OperatorError(f"cluster {spec.name} is just being brought up or taken down: {mend}") from None
+            mend = "wait until it has ended, or choose another --name"
+            raise OperatorError(f"cluster {spec.name} is being brought up or taken down: {mend}") from None
         except OSError as error:  # a file system without locks
             logger.warning("%s is not held: %s", spec.directory, error)
         yield
@@ -264,7 +264,7 @@ class ClusterDaemon:
         if isinstance(self._cluster, RemoteHosts):
             problems = await self._cluster.fetch([host])
             if problems:
-                raise OperatorError(f"not everything could be fetched: {problems[0]}")
+                raise OperatorError(f"cannot fetch all logs: {problems[0]}")
         directory = os.path.join(self._spec.work_dir, host)
         names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
         paths = [os.path.join(directory, name) for name in names]
@@ -274,7 +274,7 @@ class ClusterDaemon:
         """Run a command on a host, next to its programs, and as root if its agent is."""
         self._known(host)
         if not isinstance(self._cluster, RunsCommands):
-            raise OperatorError(f"no commands can be run on the hosts of cluster {self._spec.cluster}")
+            raise OperatorError(f"cannot run commands on the hosts of cluster {self._spec.cluster}")
         status, output, errors = await self._cluster.run(host, argv, timeout_s=EXEC_TIMEOUT_S)
         return {"status": status, "stdout": output, "stderr": errors}
 

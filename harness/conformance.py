@@ -48,11 +48,11 @@ def ability_problems(found: Any, protocol: type) -> list[str]:
 def constructor_problem(found: Any, keywords: Sequence[str]) -> str | None:
     """Why `found` is not a class that can be instantiated with exactly these keywords; None if it is."""
     if not inspect.isclass(found):
-        return f"is a {type(found).__name__} and not a class"
+        return f"is a {type(found).__name__}, not a class"
     signature = _signature(found)
     if signature is None or _binds(signature, (), dict.fromkeys(keywords)):
         return None
-    return f"its constructor takes {_names(signature)} where it is given {', '.join(keywords) or 'nothing'}"
+    return f"its constructor takes {_names(signature)} but is called with {', '.join(keywords) or 'nothing'}"
 
 
 def _members(protocol: type) -> Iterator[tuple[str, Any]]:
@@ -90,18 +90,18 @@ def _data_problem(name: str, plain: Any, declared: Any) -> str | None:
     if isinstance(declared, property):
         declared = declared.fget.__annotations__.get("return") if declared.fget is not None else None
     if isinstance(declared, str) and _OF_TEXTS.match(declared) and isinstance(plain, str):
-        return f"{name} is one text and not several: ({plain!r:.40},), with a comma"
+        return f"{name} is a single string: write a tuple, ({plain!r:.40},), with a comma"
     types = _PLAIN_TYPES.get(declared) if isinstance(declared, str) else None
     is_descriptor = inspect.isdatadescriptor(plain) or inspect.ismethoddescriptor(plain)  # such as a property
     if types is None or is_descriptor or isinstance(plain, types):
         return None
-    return f"{name} is {plain!r:.40} and not of type {declared}"
+    return f"{name} is {plain!r:.40}, not of type {declared}"
 
 
 def _method_problem(found: Any, name: str, plain: Any, declared: Any, function: Callable[..., Any]) -> str | None:
     value = getattr(found, name)
     if not callable(value):
-        return f"{name} is a {type(value).__name__} and no method"
+        return f"{name} is a {type(value).__name__}, not a method"
     wanted = _signature(function)
     taken = _signature(value)
     if wanted is None or taken is None:
@@ -113,13 +113,13 @@ def _method_problem(found: Any, name: str, plain: Any, declared: Any, function: 
     if wanted is None or taken is None:
         return f"{name} does not take self"
     if not _takes(taken, wanted):
-        return f"{name} takes {_names(taken)} where it is given {_names(wanted)}"
+        return f"{name} takes {_names(taken)} but is called with {_names(wanted)}"
     is_async, should_be_async = inspect.iscoroutinefunction(value), inspect.iscoroutinefunction(function)
     if is_async and not should_be_async:
-        return f"{name} is async and must not be"
+        return f"{name} must not be async"
     returned = str(taken.return_annotation)
     if should_be_async and not is_async and not any(word in returned for word in _AWAITABLE):
-        return f"{name} is not async"
+        return f"{name} must be async"
     return None
 
 

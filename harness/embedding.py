@@ -121,7 +121,7 @@ def _perform(test: Test, system_class: Any, store: str) -> JudgedRun:
     prepared = prepare_test(test, system_class=system_class)
     if prepared.in_user_namespace:
         if test.cluster != "auto":
-            raise OperatorError(f"cluster {test.cluster} needs root here: run as root, or take cluster='local'")
+            raise OperatorError(f"cluster {test.cluster} needs root here: run as root, or use cluster='local'")
         prepared = prepare_test(replace(test, cluster="local"), system_class=system_class)
     return _performed(prepared, store)
 
@@ -172,7 +172,7 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
     else:
         system_class = system if isinstance(system, type) else type(system)
         if not issubclass(system_class, System):
-            raise OperatorError(f"{system!r:.80} is no harness.sdk.System, and no name of a system")
+            raise OperatorError(f"{system!r:.80} is neither a harness.sdk.System nor the name of a system")
         _require_no_attributes(system, "settings={...} of the run")
         name = _name_of(system_class)
         of_its_own = None if client is None else Client if isinstance(client, str) else _client_class(client)
@@ -182,7 +182,7 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
             require_client(found.plugin)
         return name, found
     if not (isinstance(found, type) and issubclass(found, GuestSystem)):
-        raise OperatorError(f"system {name} has clients of its own; those of harness.sdk take others")
+        raise OperatorError(f"system {name} has its own clients; only systems of harness.sdk accept others")
     if isinstance(client, str):
         return name, with_client(found, client_program(client))
     return name, with_client(found, _client_class(client))
@@ -197,14 +197,16 @@ def _require_no_attributes(given: Any, instead: str) -> None:
         return
     if names:
         kind = type(given).__name__
-        raise OperatorError(f"{kind} is made anew for a run, without what this object has ({names}): give {instead}")
+        raise OperatorError(
+            f"{kind} is created anew for each run, without this object's attributes ({names}): use {instead}"
+        )
 
 
 def _client_class(client: Any) -> type[Client]:
     found = client if isinstance(client, type) else type(client)
     _require_no_attributes(client, "attributes of a class")
     if not issubclass(found, Client):
-        raise OperatorError(f"{client!r:.80} is no harness.sdk.Client, and no command of a program that is a client")
+        raise OperatorError(f"{client!r:.80} is neither a harness.sdk.Client nor the command of a client program")
     _file_of(found)
     return found
 
@@ -216,8 +218,8 @@ def _file_of(found: type) -> str:
         path = inspect.getsourcefile(found)
     if path is None or not os.path.isfile(path):
         raise OperatorError(
-            f"{found.__name__} is in no file: put it in one and import it (a cell of a notebook, a prompt, python -c "
-            "and standard input are none)"
+            f"{found.__name__} is not defined in a file: move it to one and import it (a notebook cell, a prompt, "
+            "python -c and standard input are not files)"
         )
     return path
 

@@ -60,7 +60,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-ONLY_BY_NAME = "only where it is asked for by name"
+ONLY_BY_NAME = "only if requested by name"
 """Why `all` does not include some nemeses."""
 
 
@@ -241,10 +241,12 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
                         raise
                     update_store_page(store)
             except KeyboardInterrupt:
-                at_work = "the history was checked; it is kept"
+                at_work = "checking the history, which is stored"
                 if run_dir.results_path.exists():
-                    at_work = "the report was written; the verdict is kept"
-                raise HarnessError(f"interrupted while {at_work}: harness analyze {run_dir.path}") from None
+                    at_work = "writing the report; the verdict is stored"
+                raise HarnessError(
+                    f"interrupted while {at_work}: continue with harness analyze {run_dir.path}"
+                ) from None
     finally:
         run_dir.release()
     return run_dir, results
@@ -365,7 +367,7 @@ def judge_run(
         notes.append(f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)")
     missing = _missing_events(events) if too_large is None else 0
     if missing:
-        notes.append(f"{plural(missing, 'event')} of the history are missing")
+        notes.append(f"{plural(missing, 'event')} missing from the history")
     left = sum(event["process"] != NEMESIS for event in events) if too_large is None else sum(too_large.ops.values())
     if left < judged:
         observed.trouble.append(f"the history has lost its end: only {left:,} of {judged:,} client events are left")

@@ -17,7 +17,7 @@ from nemesis.protocol import Nemesis
 
 __all__ = ["FaultRow", "fault_rows", "fault_table"]
 
-BY_NAME_ONLY = "no part of all: only where it is asked for by name"
+BY_NAME_ONLY = "not part of all: only if requested by name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,6 @@ def fault_table(rows: Sequence[FaultRow]) -> Table:
     for title in ("fault", "how", "forms"):
         table.add_column(title, no_wrap=title == "fault")
     for row in rows:
-        how = row.how or (BY_NAME_ONLY if row.why_not == BY_NAME_ONLY else f"cannot be had: {row.why_not}")
+        how = row.how or (BY_NAME_ONLY if row.why_not == BY_NAME_ONLY else f"not available: {row.why_not}")
         table.add_row(row.nemesis, how, ", ".join(row.forms))
     return table

@@ -276,7 +276,7 @@ class HistoryReader:
         self.events, self.truncated, self.dropped = 0, False, ""
         try:
             if not stat.S_ISREG(os.stat(self.path).st_mode):  # opening a pipe would block until somebody writes
-                raise HistoryError(f"cannot read {self.path}: it is no file")
+                raise HistoryError(f"cannot read {self.path}: it is not a file")
             file = open(self.path, "rb")  # noqa: SIM115 (closed below; opening has its own errors)
         except OSError as error:
             raise HistoryError(f"cannot read {self.path}: {error.strerror}") from error

@@ -118,10 +118,10 @@ class _Program(asyncio.SubprocessProtocol):
         if end < 0:
             self._searched = len(buffer)
             if len(buffer) > MAX_LINE_BYTES:
-                self._fail(ClientMistake(f"{self._title} wrote {len(buffer)} bytes without the end of a line"))
+                self._fail(ClientMistake(f"{self._title} wrote {len(buffer)} bytes without a newline"))
             return
         if self._answer is None or self._answer.done() or len(buffer) > end + 1:
-            self._fail(ClientMistake(f"{self._title} wrote a line that answers nothing: {_quoted(bytes(buffer))}"))
+            self._fail(ClientMistake(f"{self._title} wrote a line that is not an answer: {_quoted(bytes(buffer))}"))
             return
         self._searched = 0
         line = bytes(buffer[:end])
@@ -154,7 +154,7 @@ class _Program(asyncio.SubprocessProtocol):
 
     def _quoted_words(self) -> str:
         lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
-        return f"; it said last: {lines[-1].strip()[:200]}" if lines else ""
+        return f"; its last output: {lines[-1].strip()[:200]}" if lines else ""
 
     def _fail(self, problem: Exception) -> None:
         """Record the problem, fail the pending request, and kill the program; further requests fail too."""
@@ -185,14 +185,14 @@ class _Program(asyncio.SubprocessProtocol):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             problem = ClientMistake(
-                f"{self._title} answered {what} with {_quoted(line)}, which is no JSON object with a type"
+                f"{self._title} answered {what} with {_quoted(line)}, which is not a JSON object with a type"
             )
             self._fail(problem)
             raise problem
         if found.get("id") != self._asked:
             # An answer to another request would make a correct system look wrong.
             identity = f"with id {found['id']!r:.40}" if "id" in found else "without an id"
-            due = f"it must be {self._asked}, as it was asked"
+            due = f"it must be {self._asked}, as in the request"
             problem = ClientMistake(f"{self._title} answered {what} {identity}: {due}")
             self._fail(problem)
             raise problem
@@ -261,16 +261,16 @@ class ProgramClient(Client):
         kind, self.node = answer["type"], answer.get("node")
         if self.node is not None and self.node not in (names := [host.name for host in self.hosts]):
             raise ClientMistake(
-                f"{self.title} answered {what} with node {self.node!r:.40}: it must be the host that answered, of "
-                f"{', '.join(names)}, or left out"
+                f"{self.title} answered {what} with node {self.node!r:.40}: it must be the host that answered, one of "
+                f"{', '.join(names)}, or omitted"
             )
         if kind == "ok":
             if what in WITH_VALUE and "value" not in answer:
                 # Taken for null, it would make a correct system look as if it had lost data.
-                due = "it must have one, null where there is nothing"
+                due = "it must have one, null if there is nothing"
                 raise ClientMistake(f'{self.title} answered {what} with ok and no "value": {due}')
             return answer.get("value")
-        error = str(answer.get("error", "it did not say why"))
+        error = str(answer.get("error", "no error given"))
         if kind == "fail":
             raise Refused(error)
         if kind == "info":
@@ -355,7 +355,8 @@ async def _greet(program: _Program, timeout_s: float) -> list[str]:
     unknown = [name for name in capabilities if name not in CAPABILITIES]
     if unknown:
         raise ClientMistake(
-            f"{program._title} says that it can {', '.join(map(str, unknown))}; known: {', '.join(CAPABILITIES)}"
+            f"{program._title} has unknown capabilities {', '.join(map(str, unknown))}; "
+            f"known: {', '.join(CAPABILITIES)}"
         )
     return capabilities
 

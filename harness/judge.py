@@ -89,12 +89,12 @@ def judge(
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
     if stopped is not None and all(outcome.valid is not False for outcome in checks.values()):
-        doubts.append(f"the load ended at what looked like a violation, which no check confirms: {stopped}")
+        doubts.append(f"the load was stopped at an apparent violation that no check confirms: {stopped}")
     valid, reason = _verdict(checks, doubts, ops, faults)
     if observed.interrupted is not None and valid is False:
         reason += f" (interrupted: {observed.interrupted})"
     if stopped is not None and valid is False:
-        reason += " (the load ended at the first violation)"
+        reason += " (the load was stopped at the first violation)"
     if observed.unexpected_exits:
         reason += f"; {_exits_text(observed.unexpected_exits)}"
     return {
@@ -123,7 +123,7 @@ def _limits(test: Test) -> CheckContext:
     """The limits of each check: the memory asked for, or less if less is free."""
     memory_mb = memory_for_a_check_mb(test.checker_memory_mb)
     if memory_mb < test.checker_memory_mb:
-        logger.warning("each check is given %d MB of memory, for no more is free", memory_mb)
+        logger.warning("each check gets only %d MB of memory, because no more is free", memory_mb)
     return CheckContext(timeout_s=test.checker_timeout_s, memory_mb=memory_mb)
 
 
@@ -152,12 +152,14 @@ def _checked(
         raised = f"{type(error).__name__}: {one_line(error)} ({place})"
         return unknown(f"the check of workload {workload.name} raised {raised}")
     if not isinstance(found, Mapping) or not found:
-        said = f"returned {found!r:.60}, which says nothing of the history"
+        said = f"returned {found!r:.60}, which says nothing about the history"
         return unknown(f"the check of workload {workload.name} {said}")
     return {
         name: outcome
         if isinstance(outcome, CheckOutcome)
-        else CheckOutcome("unknown", f"the check of workload {workload.name} returned {outcome!r:.60}, no CheckOutcome")
+        else CheckOutcome(
+            "unknown", f"the check of workload {workload.name} returned {outcome!r:.60}, not a CheckOutcome"
+        )
         for name, outcome in found.items()
     }
 
@@ -168,7 +170,7 @@ def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:
     if outcome.valid is not False or not missing:
         return outcome
     found = outcome.reason.removesuffix(".")
-    reason = f"{found}; but {plural(missing, 'event')} of the history are missing, which may be why"
+    reason = f"{found}; but this may be due to {plural(missing, 'event')} missing from the history"
     return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 
@@ -202,7 +204,7 @@ def _doubts(
         yield f"no operation succeeded, so nothing was tested{_most_frequent(errors, observed.timeouts)}"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
-            "no fault is in the history"  # though the history may have lost some
+            "the history contains no faults"  # though the history may have lost some
             if observed.trouble
             else f"no fault was injected: the load ended before the first one was due "
             f"(--nemesis-interval {test.nemesis_interval_s:g}, --time-limit {test.time_limit_s:g})"
@@ -216,13 +218,13 @@ def _doubts(
             yield f"{title} was not proven healed: {_detail(fault['heal_proof'])}"
     if faults and count_unmet(faults) == len(faults):
         yield (
-            "the system under test met no fault, so that nothing was tested under one "
-            f"({faults[0]['id']}: {_detail(faults[0]['met'] or faults[0]['proof'])}): put more load on it (--rate), "
-            "ask for other forms of the faults, or for another cluster, which brings them about by other means"
+            "the system under test exercised no fault, so nothing was tested under faults "
+            f"({faults[0]['id']}: {_detail(faults[0]['met'] or faults[0]['proof'])}): raise the load (--rate), or "
+            "choose other forms of the faults, or another cluster, which injects them by other means"
         )
     if observed.unexpected_errors:
         text, count = next(iter(observed.unexpected_errors.items()))
-        yield f"clients failed in a way they should not ({count} times: {text})"
+        yield f"clients failed with unexpected errors ({count} times: {text})"
     yield from observed.trouble
 
 
@@ -242,12 +244,12 @@ def _untested(
                 errors = Counter(_error_class(e["error"]) for e in part if e["f"] == f and "error" in e)
                 why = _most_frequent(dict(errors.most_common(1)), timeouts)
                 total = sum(counts.values())
-                yield f"of {total} operations {f}{when} none succeeded, so nothing was tested of them{why}"
+                yield f"none of {total} {f} operations{when} succeeded, so {f} was not tested{why}"
                 said.add(f)
     if said or not isinstance(workload, TellsWrites):
         return
     if not any(event["type"] == "ok" and workload.is_write(event["f"], event.get("value")) for event in clients):
-        yield "no operation that writes succeeded, so that there was nothing to lose, nor to be read"
+        yield "no write operation succeeded, so there was nothing to lose or to read"
 
 
 def _idle_during_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -270,7 +272,7 @@ def _idle_during_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, 
         if time_ns >= earliest and _overlaps(began_ns, time_ns, spans):
             return
     if not any(_overlaps(time_ns, math.inf, spans) for time_ns in invoked.values()):
-        yield "no operation was under way while a fault lasted, so nothing was tested under one: raise --rate"
+        yield "no operation was in progress during any fault, so nothing was tested under faults: raise --rate"
 
 
 def _overlaps(began_ns: int, ended_ns: float, spans: Iterable[tuple[int, int | None]]) -> bool:
@@ -282,7 +284,7 @@ def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
     for name, outcome in checks.items():
         stats = outcome.details.get("stats")
         if isinstance(stats, Mapping) and (unread := stats.get("unread")):
-            yield f"{name}: {plural(unread, 'acknowledged message')} nobody could read at the end"
+            yield f"{name}: {plural(unread, 'acknowledged message')} could not be read at the end"
 
 
 def _exits_text(unexpected_exits: Mapping[str, int]) -> str:
@@ -295,15 +297,19 @@ def _exits_text(unexpected_exits: Mapping[str, int]) -> str:
 def _most_frequent(errors: Mapping[str, int], timeouts: Mapping[str, int]) -> str:
     """The most frequent error, and of timeouts the line at which most clients waited."""
     for text, count in list(errors.items())[:1]:
-        waits = f", most of them at {max(timeouts, key=timeouts.__getitem__)}" if text == TIMEOUT and timeouts else ""
+        waits = (
+            f", most of them waiting at {max(timeouts, key=timeouts.__getitem__)}"
+            if text == TIMEOUT and timeouts
+            else ""
+        )
         return f" ({count} times: {text}{waits})"
     return ""
 
 
 def _detail(proof: Any) -> str:
     if not isinstance(proof, Mapping):
-        return "there is no proof"
-    return str(proof.get("detail") or "its proof failed")
+        return "no proof recorded"
+    return str(proof.get("detail") or "proof failed without details")
 
 
 def _error_class(error: str) -> str:

@@ -59,9 +59,9 @@ def too_large_to_judge(reader: HistoryReader) -> TooLarge | None:
 
     by_f = counts_by_f(clients())
     reason = (
-        f"not judged: {sum(ops.values()):,} events take some {needed / 1e9:,.2f} GB of memory, of which "
-        f"{free / 1e9:,.2f} GB are free; harness analyze judges them where there is more, and harness check --model "
-        "takes less"
+        f"not judged: {sum(ops.values()):,} events take about {needed / 1e9:,.2f} GB of memory, but only "
+        f"{free / 1e9:,.2f} GB are free: run harness analyze on a machine with more, or harness check --model, which "
+        "needs less"
     )
     return TooLarge(reason=reason, ops=ops, ops_by_f=by_f)
 

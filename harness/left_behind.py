@@ -54,7 +54,7 @@ async def _end_tasks() -> None:
     if tasks:
         _, going_on = await asyncio.wait(tasks, timeout=END_S)
         for task in going_on:
-            logger.warning("a task of the plug-in goes on though it was cancelled: %s", task)
+            logger.warning("a task of the plug-in is still running after being cancelled: %s", task)
             leave_task(task)
 
 

@@ -82,12 +82,12 @@ class ClusterSession:
         choice = choose(name)
         if choice.in_user_namespace:
             if name != "auto":
-                raise OperatorError("cluster netns needs root here: run as root, or take cluster('local')")
+                raise OperatorError("cluster netns needs root here: run as root, or use cluster('local')")
             choice = choose("local")
         self.name = choice.name
         self._class = require_cluster(registry.load("clusters", choice.name), options)
         if isinstance(self._class, OwnWorld):
-            raise OperatorError("cluster sim lasts only as long as its run: take local or netns")
+            raise OperatorError("cluster sim lasts only as long as its run: use local or netns")
         self.directory = directory or tempfile.mkdtemp(prefix="splitbrain-cluster-")
         self._given = {"node_count": hosts, "ports": tuple(ports), "extra_hosts": (), **options}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,7 +107,7 @@ class ClusterSession:
     async def start(self) -> Hosts:
         """Create the hosts. Raises ClusterUnavailable, OperatorError, leaving nothing behind."""
         if self._thread is not None:
-            raise OperatorError("the cluster was started already")
+            raise OperatorError("the cluster is already started")
         self._start_thread()
         try:
             return await self.on_loop(self._bring_up())
@@ -241,7 +241,7 @@ class LibraryHost:
     ) -> RunningProgram:
         """Start a program; returns once it runs, not once it serves. Raises OperatorError if it cannot be run."""
         if isinstance(argv, str) or not argv:
-            raise OperatorError(f'{self.name}: give the program to start as words: ["python3", "server.py"]')
+            raise OperatorError(f'{self.name}: give the program to start as a list of words: ["python3", "server.py"]')
         title = name or os.path.basename(argv[0])
         program = Program(title, list(argv), f"{title}.log", environment or {})
         process = await self._session.on_loop(_called(lambda: self._cluster.spawn(self.name, program)))

@@ -48,19 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("splitbrain")
     group.addoption(
         "--splitbrain-seed", type=int, metavar="N",
-        help="the seed of every test's first run, unless the test gives `run` one (default: random)",
+        help="seed of each test's first run, unless the test passes one to `run` (default: random)",
     )  # fmt: skip
     group.addoption(
         "--splitbrain-store", metavar="DIR", help="where runs are kept that were not valid, or whose test did not pass "
         "(default: splitbrain-store in the root directory)",
     )  # fmt: skip
-    group.addoption("--splitbrain-keep", action="store_true", help="keep valid runs of tests that passed as well")
+    group.addoption("--splitbrain-keep", action="store_true", help="also keep valid runs of tests that passed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "splitbrain(**options): options of the test's runs, as those of `harness run`: nodes, time_limit, cluster, "
+        "splitbrain(**options): options for the test's runs, as for `harness run`: nodes, time_limit, cluster, "
         "rate, concurrency, nemesis, nemesis_interval, workload, operation_timeout, settings (a dict), seed",
     )
 

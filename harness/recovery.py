@@ -121,17 +121,17 @@ async def read_until_answered(
     if is_answered:
         first, *more = sorted(unread, key=str)
         which = f"key {first}" + (f" (and {len(more)} more)" if more else "")
-        reason, last = f"{outcome.reason}, but of the final operations on {which} {within} none succeeded", first
+        reason, last = f"{outcome.reason}, but none of the final operations on {which} succeeded {within}", first
     else:
-        reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
+        reason = f"{outcome.reason}, and answered nobody: none of {asked} final operations succeeded {within}"
         last = None
     if failure := failures.get(last):
-        reason += f" (the last one, {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"
+        reason += f" (last error: {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"
     valid: bool | str = "unknown" if answers.is_last or answers.has_mistakes else False
     if answers.has_mistakes:
-        reason += "; the clients failed in a way they should not"
+        reason += "; the clients failed with unexpected errors"
     elif answers.is_last:
-        reason += "; the run was asked to end before the system had had its time"
+        reason += "; the run was interrupted before the time for recovery was over"
     return _unless_stalled(dataclasses.replace(outcome, valid=valid, reason=reason), stalls)
 
 
@@ -139,7 +139,7 @@ def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:
     """The outcome, but unknown if it blames the system although the harness itself was stalled."""
     if outcome.valid is not False or stalls.longest_s <= MAX_STALL_S:
         return outcome
-    reason = f"{outcome.reason}; but the harness itself did not run for {stalls.longest_s:.1f} s meanwhile"
+    reason = f"{outcome.reason}; but the harness itself was stalled for {stalls.longest_s:.1f} s meanwhile"
     return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 
@@ -149,7 +149,7 @@ def with_last_words(outcome: CheckOutcome, system: System) -> CheckOutcome:
     words = {host: list(lines) for host in missing if (lines := system.last_words(host))}
     if not words:
         return outcome
-    last = "; ".join(f"{host}'s last words: {lines[-1]}" for host, lines in words.items())
+    last = "; ".join(f"last log line of {host}: {lines[-1]}" for host, lines in words.items())
     details = {**outcome.details, "last_words": words}
     return dataclasses.replace(outcome, reason=f"{outcome.reason} ({last})", details=details)
 
@@ -162,7 +162,7 @@ def judge_recovery(outcome: CheckOutcome, faults: Sequence[Mapping[str, Any]], t
     if unhealed:
         why = f"fault {', '.join(unhealed)} was not proven healed"
     elif trouble:
-        why = f"of the run itself something failed: {trouble[0]}"
+        why = f"part of the run itself failed: {trouble[0]}"
     else:
         return outcome
-    return dataclasses.replace(outcome, valid="unknown", reason=f"{outcome.reason}; whose doing it is is open: {why}")
+    return dataclasses.replace(outcome, valid="unknown", reason=f"{outcome.reason}; the cause is unclear: {why}")

@@ -82,7 +82,7 @@ def load(kind: str, name: str) -> Any:
     if name not in points:
         if not points:
             raise OperatorError(
-                f"no {kind} are registered: splitbrain is not installed for {sys.executable}, only its code is there "
+                f"no {kind} are registered: splitbrain is not installed for {sys.executable}, which only sees its code "
                 "(in a checkout: make setup)"
             )
         raise OperatorError(f"unknown {singular} {name!r}{nearest(name, points)}; known: {', '.join(sorted(points))}")
@@ -115,7 +115,7 @@ def _take(kind: str, point: EntryPoint) -> Any:
     except (Exception, SystemExit) as error:  # a third-party module may raise anything when it is imported or inspected
         said = " ".join(str(error).split())
         return Broken(f"{title} cannot be loaded: {type(error).__name__}{f': {said}' if said else ''}")
-    return Broken(f"{title} is no {KINDS[kind]}: {'; '.join(problems)}") if problems else found
+    return Broken(f"{title} is not a {KINDS[kind]}: {'; '.join(problems)}") if problems else found
 
 
 def _adapted(found: Any, name: str) -> Any:
@@ -151,7 +151,7 @@ def _problems(kind: str, found: Any) -> list[str]:
     if made_with is not None and (problem := constructor_problem(found, made_with)) is not None:
         problems.append(problem)
     if made_with is None and isinstance(found, type):
-        problems.append(f"is the class {found.__name__} and not an object of it: name one that the module has made")
+        problems.append(f"is the class {found.__name__}, not an instance: name an instance in the module")
     return list(dict.fromkeys(problems))
 
 

@@ -321,7 +321,10 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | 
         verdict, reason = "running", ""
     elif not is_judged and os.path.lexists(run_dir.results_path):
         # A directory, a pipe, or a link, which may lead anywhere: the run's result is unknown.
-        verdict, reason = "unknown", clip(f"{run_dir.results_path} is no file: it cannot be one of ours", MAX_REASON)
+        verdict, reason = (
+            "unknown",
+            clip(f"{run_dir.results_path} is not a regular file, so splitbrain did not write it", MAX_REASON),
+        )
     elif not is_judged:
         verdict, reason = "unfinished", "it ended before it was judged"
     else:

@@ -400,11 +400,13 @@ class RunState:
             except FileNotFoundError:
                 continue  # another run just ended and removed the empty directory
             except FileExistsError:
-                raise StateError(f"run {run_id} has a state ({path}): if dead, `harness clean`") from None
+                raise StateError(
+                    f"run {run_id} already has a state ({path}): if it is dead, run `harness clean`"
+                ) from None
             except OSError as error:
                 raise StateError(f"cannot write the run's state in {root}: {error.strerror}") from None
             return cls(run_id=run_id, path=path, fd=fd)
-        raise StateError(f"cannot write the run's state: {root} is removed again and again")
+        raise StateError(f"cannot write the run's state: {root} keeps being removed")
 
     @property
     def claims(self) -> Sequence[Claim]:

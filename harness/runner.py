@@ -229,7 +229,7 @@ class Run:
                         try:
                             self.observed.leave_files()  # there will be no verdict, which would trigger this
                         except OSError as error:  # a full disk, perhaps the reason for the end, must not hide it
-                            logger.warning("the files of the replicas are not kept: %s", error)
+                            logger.warning("the replicas' files were not saved: %s", error)
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}
@@ -270,7 +270,7 @@ class Run:
             return  # already reported
         self._was_blocked = True
         self.observed.trouble.append(text)
-        self.listener.say(text if self._load_is_over else f"{text}; the load ends")
+        self.listener.say(text if self._load_is_over else f"{text}; stopping the load")
         self._stop_requested.set()
 
     async def _set_up(self) -> None:
@@ -279,7 +279,7 @@ class Run:
             await self._unless_given_up(self.cluster.start())
         except GivenUp:
             raise InterruptedStartError(
-                "interrupted before the cluster had started, which was given up: harness clean removes what it left"
+                "interrupted before the cluster had started, which was abandoned: harness clean removes what it left"
             ) from None
         if self._stop_requested.is_set():
             raise InterruptedStartError("interrupted before the system was started: there is nothing to check")
@@ -326,7 +326,7 @@ class Run:
         try:
             await self._unless_given_up(raising_exceptions(work()))
         except GivenUp:
-            self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
+            self.observed.trouble.append(f"{title}: abandoned after a third signal")
         except Exception as group:
             error = _first_of(group)
             if isinstance(error, _EXPECTED_ERRORS):
@@ -372,8 +372,8 @@ class Run:
             ended, _ = await asyncio.wait({follower}, timeout=CANCEL_GRACE_S)
             for error in await asyncio.gather(*ended, return_exceptions=True):
                 if isinstance(error, Exception):
-                    logger.error("who leads could not be followed", exc_info=error)
-                    self.observed.trouble.append(f"following who leads: {type(error).__name__}: {error}")
+                    logger.error("cannot track the leader", exc_info=error)
+                    self.observed.trouble.append(f"tracking the leader: {type(error).__name__}: {error}")
 
     async def _follow_leaders(self) -> None:
         """Periodically report who leads, if the run is watched and the system can tell. Roles of systems that can tell,
@@ -488,7 +488,7 @@ class Run:
 
     def _stop_at_violation(self, violation: str, time_ns: int) -> None:
         self.observed.stopped_at_first_violation = f"{violation} (after {time_ns / 1e9:.1f} s)"
-        self.listener.say(f"first violation: {violation}; ending the load")
+        self.listener.say(f"first violation: {violation}; stopping the load")
         self._stop_requested.set()
 
     def _make_workers(self, generator: Generator, recorder: Recorder) -> Workers:
@@ -515,7 +515,7 @@ class Run:
             try:
                 await self._unless_given_up(work())
             except GivenUp:
-                self.observed.trouble.append(f"{what}: given up; harness clean removes what it left")
+                self.observed.trouble.append(f"{what}: abandoned; harness clean removes what it left")
             except Exception as error:
                 logger.exception("%s failed", what)
                 self.observed.trouble.append(f"{what}: {type(error).__name__}: {error}")
@@ -554,18 +554,18 @@ class Run:
             self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
         if is_first and not self._load_is_over:
             self.listener.say(
-                f"{name}: the load ends; healing, then a verdict over what happened so far"
+                f"{name}: stopping the load; the run is healed and judged by what happened so far"
                 if self._load_has_begun
-                else f"{name}: the run ends before its load has begun"
+                else f"{name}: stopping the run before its load has begun"
             )
         elif self._signals_heard < GIVE_UP_AT:
             more = "once" if self._signals_heard == GIVE_UP_AT - 1 else "twice"
             self.listener.say(
-                f"{name}: still {self._current}; {more} more to give up waiting for it "
-                "(what cannot be taken down then is for harness clean)"
+                f"{name}: still {self._current}; signal {more} more to stop waiting for it "
+                "(harness clean then removes what is left)"
             )
         else:
-            self.listener.say(f"{name}: giving up on {self._current}")
+            self.listener.say(f"{name}: abandoning {self._current}")
             self._given_up.set()
 
 

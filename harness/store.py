@@ -174,13 +174,15 @@ class RunDir:
 
     def read_test(self) -> dict[str, Any]:
         """The content of test.json. Raises StoreError if it is missing or damaged."""
-        return _read_json(self.test_path, f"run {self.name} has no test.json: it is not a run, or died at its start")
+        return _read_json(
+            self.test_path, f"run {self.name} has no test.json: it is not a run, or was killed when it started"
+        )
 
     def read_results(self) -> dict[str, Any]:
         """The content of results.json. Raises StoreError if it is missing or damaged."""
         return _read_json(
             self.results_path,
-            f"run {self.name} ended before it had a results.json: `harness analyze {self.name}` makes one",
+            f"run {self.name} ended before it had a results.json: create one with `harness analyze {self.name}`",
         )
 
 
@@ -189,11 +191,11 @@ class Store:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not os.fspath(root):
-            raise StoreError("--store: the path is empty; leave it away for ./store")
+            raise StoreError("--store: the path is empty; omit the option for ./store")
         try:
             self.root = Path(os.path.abspath(root))
         except FileNotFoundError:
-            raise StoreError("the current directory is gone: change to one that is there") from None
+            raise StoreError("the current directory no longer exists: change to one that does") from None
 
     def create(self, test_name: str, *, now: datetime | None = None) -> RunDir:
         """Create the directory of a new run, lock it, and point both `latest` links at it.
@@ -202,7 +204,7 @@ class Store:
         and so on. Raises StoreError.
         """
         if not _NAME.match(test_name) or test_name == LATEST:
-            raise StoreError(f"{test_name!r} cannot name a test in the store")
+            raise StoreError(f"{test_name!r} is not a valid name for a test in the store")
         stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
         folder = self.root / test_name
         with _as_store_error(f"store runs in {self.root}"):
@@ -228,7 +230,9 @@ class Store:
         with _as_store_error(f"read the store {self.root}"):
             is_there = self.root.is_dir()
         if not is_there:
-            raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
+            raise StoreError(
+                f"there is no store at {self.root}: start a run first, or choose another store with --store DIR"
+            )
 
     def find(self, text: str) -> RunDir:
         """The run that `text` names: "latest", "<test>" or "<test>/latest" (its newest), "<test>/<time>", or
@@ -245,7 +249,7 @@ class Store:
         self.require()
         runs, unreadable = self._scan()
         if not runs and not unreadable:
-            raise StoreError(f"the store {self.root} holds no runs yet")
+            raise StoreError(f"the store {self.root} has no runs yet")
         test_name, _, moment = text.strip("/").partition("/")
         if moment in ("", LATEST):
             # The link is absent or dangling, or only the test was named: the newest name is the newest run.
@@ -263,7 +267,9 @@ class Store:
                 return newest
         hint = nearest(text, [run.name for run in runs] + [run.path.parent.name for run in runs])
         if unreadable:
-            hint += f"; {len(unreadable):,} of its folders cannot be read, as {unreadable[0][0]}: {unreadable[0][1]}"
+            hint += (
+                f"; {len(unreadable):,} of its folders cannot be read, such as {unreadable[0][0]}: {unreadable[0][1]}"
+            )
         raise StoreError(f"no run {text!r} in {self.root}{hint}")
 
     def remove(self, run: RunDir) -> None:
@@ -364,7 +370,7 @@ def _make_unique(folder: Path, stamp: str) -> Path:
 def _point(link: Path, target: str) -> None:
     """Make `link` point at `target`, replacing an older link in one step."""
     if link.is_dir() and not link.is_symlink():
-        raise StoreError(f"{link} is a directory where a link belongs: move it away")
+        raise StoreError(f"{link} is a directory, not a link: move it away")
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(8)}")  # others, even with our pid, may do the same
     try:
         temporary.symlink_to(target)
@@ -409,9 +415,9 @@ def _read_json(path: Path, missing: str) -> dict[str, Any]:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would block until somebody writes
-            raise StoreError(f"{path} is no file: it cannot be one of ours")
+            raise StoreError(f"{path} is not a regular file, so splitbrain did not write it")
         if found.st_size > MAX_JSON_BYTES:
-            raise StoreError(f"{path} is larger than {MAX_JSON_BYTES} bytes: that is not a file of ours")
+            raise StoreError(f"{path} is larger than {MAX_JSON_BYTES} bytes, so splitbrain did not write it")
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise StoreError(missing) from None

@@ -145,13 +145,13 @@ class Test:
             ("--checker-timeout", self.checker_timeout_s),
         ):
             if not 0 < value <= 7 * 86400:
-                found.append(f"{option} must be above 0 and at most a week of seconds, not {value:g}")
+                found.append(f"{option} must be above 0 and at most 604800 (a week), not {value:g}")
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"--seed must be 0 to {MAX_SEED}, not {self.seed}")
         if self.nemesis and self.nemesis_schedule is not None:
-            found.append("--nemesis-schedule names the faults itself: leave --nemesis away")
+            found.append("--nemesis-schedule already names the faults: omit --nemesis")
         if any(choice.name == ALL and choice.variant is not None for choice in self.nemesis):
-            found.append(f"--nemesis {ALL} is of every form: name a nemesis for one form or target of it")
+            found.append(f"--nemesis {ALL} cannot be limited to a form or target: name a nemesis")
         if not 0 <= self.rate <= 1_000_000:
             found.append(f"--rate must be 0 (no limit) to 1000000 operations per second, not {self.rate:g}")
         if self.checker_memory_mb < 16:
@@ -167,7 +167,7 @@ class Test:
             return []
         others = sorted(name for name, nemesis in nemeses.items() if not is_of_all(nemesis))
         return [
-            f"--nemesis {ALL} has {', '.join(twice)} already: beside it goes only what it leaves out "
+            f"--nemesis {ALL} already includes {', '.join(twice)}: combine it only with what it does not include "
             f"({', '.join(others)})"
         ]
 

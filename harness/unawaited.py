@@ -45,7 +45,7 @@ def telling_unawaited(files: Collection[str]) -> Iterator[None]:
                 shown(message, category, filename, lineno, file, line)
                 return
             where = f" ({os.path.basename(filename)}:{lineno})" if of_plugin else ""
-            _found.setdefault(task, f"{matched[1]}() was called and not awaited{where}")
+            _found.setdefault(task, f"{matched[1]}() was called but not awaited{where}")
 
         warnings.showwarning = show
         yield

@@ -307,7 +307,9 @@ class Workers:
             if thread.invocation is not None:
                 self._end_operation(thread, Outcome("info" if thread.is_sent else "fail", error=text))
             if self._left_behind > MAX_LEFT_BEHIND:
-                self._note_unexpected(RuntimeError(f"{self._left_behind} clients go on though they were cancelled"))
+                self._note_unexpected(
+                    RuntimeError(f"{self._left_behind} clients are still running after being cancelled")
+                )
                 self.stop()
         finally:
             self._start(_Thread(thread.number, self._take_process()))

@@ -38,7 +38,7 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     run_dir = store.find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
-        raise OperatorError(f"{run_dir.name} is still running; wait for its end")
+        raise OperatorError(f"{run_dir.name} is still running: wait until it has ended")
     test = test_from_json(run_dir.read_test())
     if arguments.checker_timeout is not None:
         test = dataclasses.replace(test, checker_timeout_s=arguments.checker_timeout)
@@ -87,7 +87,7 @@ def _stored_results(run_dir: RunDir) -> Mapping[str, Any]:
         if results and (problem := _problem_of(results)):
             raise StoreError(f"{run_dir.results_path} is damaged: {problem}")
     except StoreError as error:
-        raise OperatorError(f"{error}; move it away, and the run is judged by its history alone") from None
+        raise OperatorError(f"{error}; move it away to judge the run by its history alone") from None
     return results
 
 
@@ -102,24 +102,24 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
             return f"check {name} has no verdict"
     trouble, system = results.get("trouble", []), results.get("system", {})
     if not isinstance(trouble, list) or not all(type(each) is str for each in trouble):
-        return "its trouble is no list of words"
+        return "its trouble is not a list of strings"
     if not isinstance(system, dict):
-        return "what it says of the system is no object"
+        return "its system is not an object"
     for name in ("ops", "unexpected_errors", "timeouts", "unexpected_exits"):
         counts = results.get(name, {})
         if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
-            return f"its {name} are no counts"
+            return f"its {name} are not counts"
     for name in ("interrupted", "stopped_at_first_violation"):
         if results.get(name) is not None and type(results[name]) is not str:
-            return f"{name} is no word"
+            return f"{name} is not a string"
     if type(results.get("final_reads_from", 0)) not in (int, type(None)):
-        return "final_reads_from is no index"
+        return "final_reads_from is not an index"
     return None
 
 
 def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
     if not before:
-        return Observed(trouble=["the run ended before it was judged, so nobody saw the state of its replicas"])
+        return Observed(trouble=["the run ended before it was judged, so the state of its replicas is unknown"])
     of_the_history = set(workload.check_names)
     return Observed(
         interrupted=before.get("interrupted"),

@@ -17,7 +17,7 @@ def clean_command(arguments: argparse.Namespace) -> int:
     --forget-unreachable without a named run.
     """
     if arguments.forgets_unreachable and not arguments.run_ids:
-        raise OperatorError("--forget-unreachable: say of which run, by --run RUN_ID")
+        raise OperatorError("--forget-unreachable: give the run with --run RUN_ID")
     report = clean(run_ids=arguments.run_ids, forgets_unreachable=arguments.forgets_unreachable, report=print)
     if not (report.removed or report.left or report.live):
         named = ", ".join(arguments.run_ids or ())

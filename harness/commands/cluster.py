@@ -65,7 +65,8 @@ def _up(arguments: argparse.Namespace, directory: str) -> int:
         raise OperatorError(f"--nodes must be 1 to {MAX_NODES}, not {arguments.nodes}")
     if _is_up(directory):
         raise OperatorError(
-            f"cluster {arguments.name} is up: harness cluster down --name {arguments.name}, or another --name"
+            f"cluster {arguments.name} is already up: harness cluster down --name {arguments.name}, "
+            "or choose another --name"
         )
     try:
         choice = choose(arguments.cluster)
@@ -152,7 +153,7 @@ def _ask(directory: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
             try:
                 piece = connection.recv(1 << 16)
             except TimeoutError:
-                raise HarnessError(f"the daemon of cluster {name} gives no answer") from None
+                raise HarnessError(f"the daemon of cluster {name} does not answer") from None
             if not piece:
                 break
             data += piece
@@ -180,10 +181,14 @@ def _down(directory: str, name: str) -> int:
     deadline_s = time.monotonic() + DOWN_TIMEOUT_S
     while start_ticks is not None and process_start_ticks(pid) == start_ticks:
         if time.monotonic() > deadline_s:
-            raise HarnessError(f"cluster {name} is not down within {DOWN_TIMEOUT_S:g} s: see {directory}/daemon.log")
+            raise HarnessError(
+                f"cluster {name} did not go down within {DOWN_TIMEOUT_S:g} s: see {directory}/daemon.log"
+            )
         time.sleep(0.05)
     if answer["problems"]:
-        raise HarnessError(f"taking cluster {name} down: {'; '.join(answer['problems'])} (harness clean tries again)")
+        raise HarnessError(
+            f"taking cluster {name} down: {'; '.join(answer['problems'])} (try again with harness clean)"
+        )
     print(f"cluster {name} is down; its data and logs are in {answer['work_dir']}")
     return 0
 
@@ -202,7 +207,7 @@ def _logs(directory: str, arguments: argparse.Namespace) -> int:
 def _exec(directory: str, arguments: argparse.Namespace) -> int:
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
-        raise OperatorError("what is to be run is missing: harness cluster exec HOST -- COMMAND")
+        raise OperatorError("no command given: harness cluster exec HOST -- COMMAND")
     answer = _ask(directory, arguments.name, {"op": "exec", "host": arguments.host, "argv": argv})
     sys.stdout.write(answer["stdout"])
     sys.stderr.write(answer["stderr"])

@@ -57,7 +57,7 @@ def _fitting(system_class: Any) -> str | None:
     client_class = system_class.client_class
     forms = {name: _by_capability(found) for name, found in registry.survey("workloads").items()}
     names = [name for name, form in forms.items() if form is not None and not missing_capabilities(form, client_class)]
-    return f"workloads: {', '.join(names) or f'none that {client_class.__name__} has all methods for'}"
+    return f"workloads: {', '.join(names) or f'none ({client_class.__name__} lacks methods for each)'}"
 
 
 def _by_capability(workload: Any) -> Any:

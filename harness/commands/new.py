@@ -24,14 +24,14 @@ def new_command(arguments: argparse.Namespace) -> int:
     exists, or if the name is not a valid module name or would hide another module."""
     name: str = arguments.name.removesuffix(".py")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise OperatorError(f"{name!r} is no name for a module: small letters, digits and _, such as my_store")
+        raise OperatorError(f"{name!r} is not a module name: use lower-case letters, digits and _, as in my_store")
     path = f"{name}.py"
     if not os.path.lexists(path) and (reason := _hidden_by(name)):
         raise OperatorError(f"{path} would hide {reason}: choose another name")
     try:
         file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (an existing file is not ours to remove)
     except FileExistsError:
-        raise OperatorError(f"{path} is already there") from None
+        raise OperatorError(f"{path} already exists") from None
     except OSError as error:
         raise OperatorError(f"cannot write {path}: {error.strerror}") from None
     try:
@@ -40,7 +40,7 @@ def new_command(arguments: argparse.Namespace) -> int:
     except OSError as error:
         os.unlink(path)
         raise OperatorError(f"cannot write {path}: {error.strerror}") from None
-    print(f"wrote {path}, which can be run as it stands: harness run {path} {TRY_WITH}")
+    print(f"wrote {path}; run it with: harness run {path} {TRY_WITH}")
     return 0
 
 

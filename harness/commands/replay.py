@@ -55,7 +55,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
         print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
         if results.get("interrupted") is not None and number + 1 < arguments.times:
             left = plural(arguments.times - number - 1, "run")
-            console.print(f"stopped by {results['interrupted']}; {left} not made", highlight=False)
+            console.print(f"stopped by {results['interrupted']}; {left} not started", highlight=False)
             break
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)
@@ -77,7 +77,7 @@ def _schedule_path(text: str, store: Store) -> Path:
         problem = f"run {text!r} has no schedule.json"
     except StoreError as error:
         path = RunDir(Path(text)).schedule_path  # a directory without a test.json is not a run
-        problem = f"{text!r} is no file of a schedule, and no run: {error}"
+        problem = f"{text!r} is neither a schedule file nor a run: {error}"
         if text == LATEST:
             raise OperatorError(problem) from None
     if not os.path.isfile(path):

@@ -45,7 +45,9 @@ __all__ = [
 KNOWN_ERRORS = (OperatorError, SystemUnderTestError, HarnessError)
 """Errors whose text is sufficient, without the exception type."""
 
-NO_FAULTS = "no faults: this run breaks nothing; --nemesis partition cuts the network, --nemesis all does all it can"
+NO_FAULTS = (
+    "no faults are injected: use --nemesis partition to cut the network, or --nemesis all for all kinds of faults"
+)
 
 
 class Cases:
@@ -138,7 +140,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
     workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
     require_capabilities(workload, system_class)
     if test.fail_fast and workload.online() is None:
-        raise OperatorError(f"--fail-fast: workload {test.workload} can only be judged at its end; leave it away")
+        raise OperatorError(f"--fail-fast: workload {test.workload} can only be judged at its end: omit the option")
     try:
         choice = choose(test.cluster)
     except ClusterUnavailable as error:
@@ -150,7 +152,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
         raise OperatorError(f"--system {test.system}: {reason}")
     require_descriptors(test)
     if has_trace and not isinstance(cluster_class, Traced):
-        raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
+        raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced: use --cluster sim")
     parts = Parts(
         test=test,
         cluster_class=cluster_class,
@@ -180,7 +182,9 @@ def _with_client(system_class: Any, test: Test) -> Any:
             require_client(system_class.plugin)
         return system_class
     if not is_guest:
-        raise OperatorError(f"--client: system {test.system} has clients of its own; those of harness.sdk take others")
+        raise OperatorError(
+            f"--client: system {test.system} has its own clients; only systems of harness.sdk accept others"
+        )
     from harness.json_lines import client_program
 
     return with_client(system_class, client_program(test.client))
@@ -199,8 +203,8 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
         schedule = prepared.parts.test.nemesis_schedule
         if schedule is not None and not os.path.isfile(schedule):
             raise OperatorError(
-                f"schedule {schedule} can be read once, and it is read again in the user namespace that cluster "
-                f"{prepared.parts.test.cluster} needs here: keep it in a file"
+                f"schedule {schedule} can be read only once, but is read again in the user namespace that cluster "
+                f"{prepared.parts.test.cluster} needs here: save it to a file"
             )
         reexec([sys.executable, "-m", "harness", *arguments.words])
 
@@ -209,7 +213,7 @@ def require_rereadable(schedule: str | None, runs: int) -> None:
     """Raise OperatorError if several runs would read their schedule from a pipe: it can be read only once, and the
     second run would wait for more."""
     if schedule is not None and runs > 1 and os.path.exists(schedule) and not os.path.isfile(schedule):
-        raise OperatorError(f"schedule {schedule} can be read once, and {runs:,} runs read it: keep it in a file")
+        raise OperatorError(f"schedule {schedule} can be read only once, but {runs:,} runs read it: save it to a file")
 
 
 def announce(prepared: Prepared, console: OutputConsole) -> None:

@@ -65,13 +65,13 @@ def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:
     """What the table leaves out, and how to see it."""
     lines = []
     if not shown:
-        lines.append("no such run" if other or index.unreadable else "the store holds no runs yet")
+        lines.append("no matching runs" if other or index.unreadable else "the store has no runs yet")
     if older:
         lines.append(f"{plural(older, 'older run')} not shown: --limit {shown + older} shows all")
     if other and shown:
-        lines.append(f"{plural(other, 'run')} of other kinds not shown")
+        lines.append(f"{plural(other, 'non-matching run')} not shown")
     elif other:
-        lines.append(f"{plural(other, 'run')} of other kinds")
+        lines.append(f"the store has {plural(other, 'run')}")
     if index.left_out:
         lines.append(f"{plural(index.left_out, 'run')} older than these not read")
     if index.unreadable:

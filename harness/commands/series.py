@@ -91,7 +91,7 @@ def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
     options = [[]] if arguments.matrix is None else combinations(arguments.matrix)
     total = len(options) * arguments.test_count
     if total > MAX_RUNS:
-        raise OperatorError(f"{total:,} runs are asked for, and a series has at most {MAX_RUNS:,}")
+        raise OperatorError(f"{total:,} runs requested, but a series has at most {MAX_RUNS:,}")
     console = OutputConsole(stderr=True)
     parser = build_parser()
     plan: list[tuple[str, Prepared]] = []
@@ -128,7 +128,7 @@ def _perform_all(
         try:
             run_dir, results = perform(prepared.parts, store, console)
         except OperatorError as error:
-            raise OperatorError(f"{head}: {error} ({plural(number - 1, 'run')} before it kept)") from None
+            raise OperatorError(f"{head}: {error} ({plural(number - 1, 'earlier run')} kept)") from None
         except SystemUnderTestError as error:
             console.print(f"{head}: [red]did not start[/]: {error}", highlight=False, soft_wrap=True)
             tally.add(label, "not started", EXIT_HARNESS_FAILED)
@@ -185,7 +185,7 @@ def combinations(path: str) -> list[list[str]]:
         with open(path, "rb") as file:
             text = file.read(MAX_MATRIX_BYTES + 1)
         if len(text) > MAX_MATRIX_BYTES:
-            raise OperatorError(f"--matrix {path}: more than {MAX_MATRIX_BYTES:,} bytes are too many for a matrix")
+            raise OperatorError(f"--matrix {path}: more than {MAX_MATRIX_BYTES:,} bytes are too large for a matrix")
         data = tomllib.loads(text.decode())
     except OSError as error:
         raise OperatorError(f"--matrix {path}: {error.strerror}") from None
@@ -196,9 +196,11 @@ def combinations(path: str) -> list[list[str]]:
     for key, value in data.items():
         name = key.replace("_", "-")
         if spelled.setdefault(name, key) != key:
-            raise OperatorError(f"--matrix {path}: {spelled[name]} and {key} are one option: leave one of them out")
+            raise OperatorError(f"--matrix {path}: {spelled[name]} and {key} are the same option: omit one of them")
         if name == "set" and not isinstance(value, dict):
-            raise OperatorError(f"--matrix {path}: set is a table: [set], and below it lines as read_mode = [...]")
+            raise OperatorError(
+                f"--matrix {path}: set must be a table: [set], followed by lines such as read_mode = [...]"
+            )
         if name == "set":
             for setting, listed in _settings(value):
                 words = [_word(path, setting, item) for item in _values(path, setting, listed, canonical=str)]
@@ -209,12 +211,12 @@ def combinations(path: str) -> list[list[str]]:
             )
         else:
             raise OperatorError(
-                f"--matrix {path}: {key!r} is none of {', '.join((*OPTIONS, 'set'))}{nearest(name, OPTIONS)}"
+                f"--matrix {path}: {key!r} is not one of {', '.join((*OPTIONS, 'set'))}{nearest(name, OPTIONS)}"
             )
     if not axes:
         raise OperatorError(f"--matrix {path}: it lists no options")
     if (number := math.prod(map(len, axes))) > MAX_RUNS:  # counted first, as building them could exhaust memory
-        raise OperatorError(f"--matrix {path}: {number:,} combinations, and a series has at most {MAX_RUNS:,} runs")
+        raise OperatorError(f"--matrix {path}: {number:,} combinations, but a series has at most {MAX_RUNS:,} runs")
     return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*axes)]
 
 
@@ -232,7 +234,7 @@ def _values(path: str, key: str, value: Any, *, canonical: Callable[[str], Any])
     if not values:
         raise OperatorError(f"--matrix {path}: {key} is an empty list")
     if len({canonical(_word(path, key, item)) for item in values}) != len(values):
-        raise OperatorError(f"--matrix {path}: {key} names a value twice")
+        raise OperatorError(f"--matrix {path}: {key} has a value twice")
     return values
 
 

@@ -51,8 +51,8 @@ def serve_command(arguments: argparse.Namespace) -> int:
         server = make_server(
             make_app(runs, hosts=loopback_hosts(port), launcher=launcher, is_ending=lambda: bool(server.should_exit))
         )
-        what = "reads and starts runs" if arguments.allow_run else "only reads"
-        print(f"http://{ADDRESS}:{port}/  {plural(number, 'run')}; {what}; Ctrl-C ends it", flush=True)
+        what = "can start runs" if arguments.allow_run else "read-only"
+        print(f"http://{ADDRESS}:{port}/  {plural(number, 'run')}; {what}; stop it with Ctrl-C", flush=True)
         with ended_by_signals(), _ended_by_sighup(server):
             try:
                 server.run(sockets=[listener])
@@ -120,6 +120,6 @@ def _listen(port: int) -> socket.socket:
         listener.listen()  # requests before the server's start wait for it
     except OSError as error:
         listener.close()
-        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
-        raise OperatorError(f"--port {port}: {reason}; choose another one, or 0 for any that is free") from None
+        reason = "already in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise OperatorError(f"--port {port}: {reason}: choose another port, or 0 for any free one") from None
     return listener

@@ -325,7 +325,7 @@ def fetched(recipe: Recipe) -> str:
 def _no_room(recipe: Recipe) -> OperatorError:
     places = " or ".join(dict.fromkeys((cache_directory(), tempfile.gettempdir())))
     return OperatorError(
-        f"install {recipe}: no space left in {places}: make room, or name others by SPLITBRAIN_CACHE and TMPDIR"
+        f"install {recipe}: no space left in {places}: free some, or choose others with SPLITBRAIN_CACHE and TMPDIR"
     )
 
 

@@ -83,7 +83,7 @@ def load_file(name: str) -> Plugin:
     """The plug-in in FILE.py, which has a single system, or FILE.py:CLASS. Raises PluginError."""
     path, class_name = split_file(name)
     if not os.path.isfile(path):
-        what = "this is a directory, and no file" if os.path.isdir(path) else "there is no such file"
+        what = "this is a directory, not a file" if os.path.isdir(path) else "there is no such file"
         raise PluginError(f"{path}: {what}")
     stem = os.path.basename(path).removesuffix(SUFFIX)
     state = os.stat(path)
@@ -97,7 +97,7 @@ def load_file(name: str) -> Plugin:
     if len(systems) > 1:
         names = [found.__name__ for found in systems]
         raise PluginError(
-            f"{source_line(systems[-1])}: several systems ({', '.join(names)}): say which, as {path}:{names[-1]}"
+            f"{source_line(systems[-1])}: several systems ({', '.join(names)}): choose one, as in {path}:{names[-1]}"
         )
     return _checked(Plugin(stem if not class_name else f"{stem}:{class_name}", systems[0], _client_of(systems[0])))
 
@@ -151,7 +151,7 @@ def _client_of(system_class: type[System]) -> type[Client]:
         return Client  # without capabilities: `require_client` reports it, unless the run has its own client
     names = ", ".join(found.__name__ for found in clients)
     raise PluginError(
-        f"{source_line(system_class)}: several clients ({names}): say which, by client = ... in the system"
+        f"{source_line(system_class)}: several clients ({names}): choose one with client = ... in the system"
     )
 
 
@@ -159,7 +159,7 @@ def require_client(plugin: Plugin) -> None:
     """Raise PluginError for a plug-in without a client."""
     if plugin.client_class is Client:
         where = source_line(plugin.system_class)
-        raise PluginError(f"{where}: has no class that is a harness.sdk.Client: write one, or give --client")
+        raise PluginError(f"{where}: has no class that is a harness.sdk.Client: write one, or use --client")
 
 
 def source_line(found: Any) -> str:
@@ -208,64 +208,64 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
     yield from _constructor_problems(cls)
     for name, port in _pairs(cls, "ports"):
         if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-            yield f"{source_line(cls)}: port {name!r} is {port!r} and not a number from 1 to 65535"
+            yield f"{source_line(cls)}: port {name!r} is {port!r}, not a number from 1 to 65535"
     if len({port for _, port in _pairs(cls, "ports")}) < len(_pairs(cls, "ports")):
-        yield f"{source_line(cls)}: two of the ports are the same"
+        yield f"{source_line(cls)}: two of the ports are equal"
     if cls.long_request is not None and not _is_request(cls):
-        yield f"{source_line(cls)}: long_request is {cls.long_request!r} and not (name of a port, bytes)"
+        yield f"{source_line(cls)}: long_request is {cls.long_request!r}, not (name of a port, bytes)"
     for name, values in _pairs(cls, "settings"):
         choices = (values,) if isinstance(values, str) else values
         if not isinstance(choices, Sequence) or not choices or not all(isinstance(value, str) for value in choices):
-            yield f"{source_line(cls)}: setting {name!r} is {values!r} and neither a text nor several"
+            yield f"{source_line(cls)}: setting {name!r} is {values!r}, not a string or a sequence of strings"
     for name in ("cannot", "stored"):
         for key, value in _pairs(cls, name):
             if not isinstance(value, str):
-                yield f"{source_line(cls)}: {name}[{key!r}] is {value!r} and not a text"
+                yield f"{source_line(cls)}: {name}[{key!r}] is {value!r}, not a string"
     for role, pattern in _pairs(cls, "stored"):
         if role not in BitFlip.forms:
             known = f"{nearest(str(role), BitFlip.forms)}; known: {', '.join(BitFlip.forms)}"
             yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
         if isinstance(pattern, str) and not _is_below_data(pattern):
-            yield f"{source_line(cls)}: stored[{role!r}] is {pattern!r}, which is no pattern below host.data"
+            yield f"{source_line(cls)}: stored[{role!r}] is {pattern!r}, which is not a pattern below host.data"
     yield from _plain_problems(cls)
     yield from _cannot_problems(cls)
     for choice in _installed(cls):
         values = dict(_pairs(cls, "settings")).get(choice.setting, ()) if isinstance(choice, BySetting) else ()
         if isinstance(choice, BySetting) and [*choice.recipes] != [*values]:
-            yield f"{source_line(cls)}: install has not one recipe for each value of a setting {choice.setting!r}"
+            yield f"{source_line(cls)}: install needs exactly one recipe for each value of setting {choice.setting!r}"
     for recipe in recipes_of(cls):
         if not isinstance(recipe, Recipe):
-            yield f"{source_line(cls)}: install has {recipe!r:.60}, which is none of pip, apt, maven, npm, go, path"
+            yield f"{source_line(cls)}: install has {recipe!r:.60}, which is not pip, apt, maven, npm, go or path"
         elif not recipe.what or not all(isinstance(word, str) and word for word in recipe.what):
             given = ", ".join(map(repr, recipe.what))
-            yield f"{source_line(cls)}: install has {recipe.kind}({given:.60}), which does not say what comes"
+            yield f"{source_line(cls)}: install has {recipe.kind}({given:.60}), which does not name what to install"
 
 
 def _plain_problems(cls: type[System]) -> Iterator[str]:
     """Problems of attributes that must be a string, a number, or a sequence of strings."""
     if cls.user is not None and not isinstance(cls.user, str):
-        yield f"{source_line(cls)}: user is {cls.user!r} and not the name of one"
+        yield f"{source_line(cls)}: user is {cls.user!r}, not a user name"
     line: Any = cls.ready_line
     if line is not None and not (isinstance(line, str) and line):
-        yield f"{source_line(cls)}: ready_line is {line!r:.60} and not a text that a program prints"
+        yield f"{source_line(cls)}: ready_line is {line!r:.60}, not a text that a program prints"
     for name in _TIMES:
         seconds = getattr(cls, name)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            yield f"{source_line(cls)}: {name} is {seconds!r:.60} and not a number of seconds"
+            yield f"{source_line(cls)}: {name} is {seconds!r:.60}, not a number of seconds"
     for name in ("logs", "extra_hosts"):
         texts = getattr(cls, name)
         if isinstance(texts, str):
-            yield f"{source_line(cls)}: {name} is one text and not several: ({texts!r},), with a comma"
+            yield f"{source_line(cls)}: {name} is a single string: write a tuple, ({texts!r},), with a comma"
         elif not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-            yield f"{source_line(cls)}: {name} is {texts!r:.60} and not a sequence of texts"
+            yield f"{source_line(cls)}: {name} is {texts!r:.60}, not a sequence of strings"
         elif name == "logs":
             for pattern in texts:
                 if not _is_below_data(pattern):
-                    yield f"{source_line(cls)}: logs has {pattern!r}, which is no pattern below host.data"
+                    yield f"{source_line(cls)}: logs has {pattern!r}, which is not a pattern below host.data"
         else:
             for host in texts:
                 if not _EXTRA_HOST.fullmatch(host) or host in (CLIENTS_HOST, "net") or list(texts).count(host) > 1:
-                    yield f"{source_line(cls)}: extra_hosts has {host!r} and no name of its own, such as 'directory'"
+                    yield f"{source_line(cls)}: extra_hosts has {host!r}, not a unique name such as 'directory'"
 
 
 def _is_below_data(pattern: str) -> bool:
@@ -279,9 +279,9 @@ def _cannot_problems(cls: type[System]) -> Iterator[str]:
     for key, _ in _pairs(cls, "cannot") if known else ():
         name, _, form = str(key).partition("=")
         if name not in known:
-            yield f"{source_line(cls)}: cannot has {key!r}, which is no nemesis{nearest(name, known)}"
+            yield f"{source_line(cls)}: cannot has {key!r}, which is not a nemesis{nearest(name, known)}"
         elif form and isinstance(nemesis := known[name].load(), HasForms) and form not in nemesis.forms:
-            yield f"{source_line(cls)}: cannot has {key!r}, which is no form of {name}{nearest(form, nemesis.forms)}"
+            yield f"{source_line(cls)}: cannot has {key!r}, which is not a form of {name}{nearest(form, nemesis.forms)}"
 
 
 def _given_names(cls: type[System]) -> set[str]:
@@ -302,7 +302,7 @@ def hints_of(cls: type[System]) -> Iterator[str]:
     for name in _own_names(cls):
         near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
         if near:
-            what = f"{cls.__name__}.{name} is nothing that the harness looks at"
+            what = f"{cls.__name__}.{name} is not used by the harness"
             yield f"{source_line(cls)}: {what} (did you mean {near[0]}?)"
 
 
@@ -317,7 +317,7 @@ def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
     """The items of a class attribute that must be a mapping. Raises PluginError if it is not."""
     value = getattr(cls, name)
     if not isinstance(value, Mapping):
-        raise PluginError(f"{source_line(cls)}: {name} is {value!r:.60} and not a mapping")
+        raise PluginError(f"{source_line(cls)}: {name} is {value!r:.60}, not a mapping")
     return list(value.items())
 
 
@@ -334,7 +334,7 @@ def _method_problems(cls: type[Any], name: str, words: Sequence[str], *, is_asyn
     where = f"{cls.__name__}.{name}"
     if not inspect.isfunction(function):
         if not isinstance(function, staticmethod | classmethod):
-            yield f"{source_line(cls)}: {where} is {function!r:.60} and no method"
+            yield f"{source_line(cls)}: {where} is {function!r:.60}, not a method"
         return
     try:
         inspect.signature(function).bind(None, *words)
@@ -350,7 +350,7 @@ def _constructor_problems(cls: type[Any]) -> Iterator[str]:
     try:
         inspect.signature(cls).bind()
     except TypeError as error:
-        yield f"{source_line(cls)}: {cls.__name__} must be made without arguments: {error}"
+        yield f"{source_line(cls)}: {cls.__name__}() must not need arguments: {error}"
 
 
 def _installed(cls: type[System]) -> Sequence[Recipe | BySetting]:
@@ -374,6 +374,6 @@ def recipes_of(cls: type[System], settings: Mapping[str, str] | None = None) -> 
 def settings_of(cls: type[System]) -> tuple[Setting, ...]:
     """A system's settings as the harness checks and lists them."""
     return tuple(
-        Setting(name, values, "any text") if isinstance(values, str) else Setting(name, values[0], "", tuple(values))
+        Setting(name, values, "any string") if isinstance(values, str) else Setting(name, values[0], "", tuple(values))
         for name, values in _pairs(cls, "settings")
     )

@@ -43,7 +43,7 @@ MAX_COMPARISONS = 2
 FRESH_S = 0.25
 """Maximum age of the list of runs: reading 10,000 runs takes 0.1 s, and a new run should appear within a second."""
 
-REMOVED = "the run is not in the store any more"
+REMOVED = "the run is no longer in the store"
 
 _STATIC = {
     "report.css": ("report", "text/css"), "store.css": ("report", "text/css"), "serve.css": ("serve", "text/css"),
@@ -230,9 +230,9 @@ class _Pages:
         try:
             fields = parse_qs(bytes(body).decode("utf-8"), keep_blank_values=True, max_num_fields=100)
         except ValueError:
-            return self.problem(400, "That is not a form of this page.")
+            return self.problem(400, "This form does not belong to this page.")
         if not hmac.compare_digest(fields.get("token", [""])[0].encode(), self._token.encode()):
-            return self.problem(403, "That form is not of this server, or of one before it: load the page again.")
+            return self.problem(403, "The form was loaded from another server, or before a restart: reload the page.")
         try:
             form = await run_in_threadpool(read_form, fields)
             await run_in_threadpool(self._launcher.start, form)
@@ -320,7 +320,7 @@ def make_app(runs: RunList, *, hosts: frozenset[str], launcher: Launcher | None,
         return pages.problem(404, "There is no such page, run or file.")
 
     async def not_taken(request: Request, error: Exception) -> Response:
-        return pages.problem(405, "This address does not take that.")
+        return pages.problem(405, "This address does not accept this method.")
 
     async def no_store(request: Request, error: Exception) -> Response:
         return pages.problem(503, str(error))

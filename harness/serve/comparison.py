@@ -62,7 +62,7 @@ class Side:
 def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
     """Compare two runs. Reads both histories: call it outside an event loop."""
     notes = [
-        f"results.json of {side.summary.name} cannot be read or is too large: what it holds of checks is not shown"
+        f"results.json of {side.summary.name} cannot be read or is too large: its checks are not shown"
         for side in (first, second)
         if not side.results and side.summary.verdict not in ("running", "unfinished")
     ]
@@ -144,20 +144,20 @@ def _history(store: Store, side: Side, notes: list[str]) -> RunData | None:
     try:
         fd = open_beneath(store.root, parts)
     except NoFile as error:
-        notes.append(f"the history of {run.name} cannot be read ({error}): its latencies are not known")
+        notes.append(f"the history of {run.name} cannot be read ({error}): its latencies are unknown")
         return None
     except NotThere:
-        notes.append(f"{run.name} has no history.jsonl: its latencies are not known")
+        notes.append(f"{run.name} has no history.jsonl: its latencies are unknown")
         return None
     with open(fd, "rb") as file:
         size_bytes = file.seek(0, 2)
         if size_bytes > MAX_HISTORY_BYTES:
-            notes.append(f"the history of {run.name} is too large to work out its latencies here; its report has them")
+            notes.append(f"the history of {run.name} is too large to compute its latencies here; see its report")
             return None
         file.seek(0)
         data = collect(f"/proc/self/fd/{file.fileno()}", final_reads_from=side.results.get("final_reads_from"))
     if data.damage is not None:
-        notes.append(f"the history of {run.name} is damaged; its latencies are those before that")
+        notes.append(f"the history of {run.name} is damaged; its latencies are those up to the damage")
     return data
 
 

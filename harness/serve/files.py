@@ -91,7 +91,7 @@ def open_beneath(root: Path, parts: Sequence[str]) -> int:
             os.close(directory)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise NoFile("it is no file")
+            raise NoFile("it is not a regular file")
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise NoFile(error.strerror or str(error)) from error
@@ -107,7 +107,7 @@ def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
         left -= len(data)
         yield data
     if most_bytes is not None and size_bytes > most_bytes:
-        yield f"\n[cut: {most_bytes:,} of {size_bytes:,} bytes; the download has them all]\n".encode()
+        yield f"\n[cut: {most_bytes:,} of {size_bytes:,} bytes; the download has all of them]\n".encode()
 
 
 def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:

@@ -37,12 +37,12 @@ _HEADERS = {
 _REASONS = {
     400: "the request is malformed",
     403: "the request comes from another site",
-    405: "this server takes GET, HEAD and, where runs may be started, POST",
+    405: "this server accepts GET, HEAD and, if runs may be started, POST",
     411: "the length of the body is missing",
     413: "the body is too large",
     414: "the address is too long",
-    415: "only forms are taken",
-    421: "the name in the Host header is not one of this server",
+    415: "only forms are accepted",
+    421: "the Host header does not name this server",
     431: "the headers are too large",
 }
 

@@ -40,8 +40,8 @@ STOP_TIMEOUT_S = 90.0
 
 NUMBERS: Mapping[str, tuple[str, str]] = {
     "nodes": ("Nodes", "5"),
-    "time_limit": ("Load in seconds", "30"),
-    "nemesis_interval": ("Seconds of each fault", "5"),
+    "time_limit": ("Load, in seconds", "30"),
+    "nemesis_interval": ("Duration of each fault, in seconds", "5"),
     "rate": ("Operations per second", "200"),
     "concurrency": ("Clients", "10"),
     "seed": ("Seed (empty: random)", ""),
@@ -170,7 +170,7 @@ class Launcher:
         """Start a run. Raises OperatorError while another one runs, or if no process can be started."""
         with self._lock:
             if self.launches and self.launches[-1].status is None:
-                raise OperatorError("a run that was started here is still at work; wait for its end")
+                raise OperatorError("a run that was started here is still running: wait until it has ended")
             words = ["run", f"--store={self._store}", *form.words]
             package = Path(harness.__file__).resolve().parent.parent
             search = filter(None, (str(package), os.environ.get("PYTHONPATH")))
@@ -207,16 +207,16 @@ class Launcher:
                 if not is_told:
                     is_told = True
                     launch.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
-                    say(f"{named} ends first: it is healed and judged")
+                    say(f"waiting for {named} to end: it is healed and judged")
                 launch.process.wait(max(0.0, deadline_s - time.monotonic()))
                 return
             except KeyboardInterrupt:
                 is_told = False
             except subprocess.TimeoutExpired:
-                say(f"{named} is still at work")
+                say(f"{named} is still running")
                 return
             except SystemExit:  # on SIGTERM the server does not wait
-                say(f"{named} is still at work, and was told to end")
+                say(f"{named} is still running, and was asked to end")
                 raise
 
 

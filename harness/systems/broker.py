@@ -344,7 +344,7 @@ class BrokerSystem:
             try:
                 state = await asyncio.wait_for(process.state(), STATE_TIMEOUT_S)
             except Exception as error:
-                open_questions.append(f"{host} cannot be asked for its program: {type(error).__name__}: {error}")
+                open_questions.append(f"cannot ask {host} about its program: {type(error).__name__}: {error}")
                 continue
             if state == DOWN:
                 missing[host] = f"{host} ended with status {process.exit_status()}"

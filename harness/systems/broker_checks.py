@@ -36,7 +36,7 @@ def compare_replicas(
     details: dict[str, Any] = {"committed_bytes": dict(sorted(committed.items()))}
     missing = f"the files of {', '.join(sorted(unfetched))} could not be fetched" if unfetched else None
     if not heard:
-        return CheckOutcome("unknown", missing or "no replica said at the end how far its log is committed", details)
+        return CheckOutcome("unknown", missing or "no replica reported its committed position at the end", details)
     begin = max((_first_position(data_dirs[host]) for host in heard), default=0)
     end = min(heard.values())
     details |= {"compared_from": begin, "compared_to": end}
@@ -55,7 +55,7 @@ def compare_replicas(
         return CheckOutcome("unknown", missing, details)
     silent = sorted(set(data_dirs) - set(heard))
     if silent:
-        return CheckOutcome("unknown", f"no word at the end from {', '.join(silent)}", details)
+        return CheckOutcome("unknown", f"no status at the end from {', '.join(silent)}", details)
     if not caught_up:
         return CheckOutcome("unknown", f"replicas did not catch up in time; the first {end} bytes are equal", details)
     return CheckOutcome(True, f"{len(hosts)} replicas hold the same {end - begin} committed bytes", details)
@@ -167,7 +167,7 @@ def one_leader_per_term(logs: Mapping[str, Path], *, started_wall_ms: int) -> Ch
     if unreadable:
         return CheckOutcome("unknown", f"logs could not be read: {'; '.join(unreadable)}", details)
     if not by_term:
-        return CheckOutcome("unknown", "no log tells of any leader", details)
+        return CheckOutcome("unknown", "no log mentions a leader", details)
     return CheckOutcome(True, f"{plural(len(by_term), 'term')} with a leader, one each", details)
 
 

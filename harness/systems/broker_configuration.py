@@ -44,50 +44,57 @@ TRANSACTION_CHECK_INTERVAL_S = 2
 
 SETTINGS = (
     Setting("replication", DLEDGER, "DLedger, or classic HA with a SYNC_MASTER or an ASYNC_MASTER", (DLEDGER, *_ROLES)),
-    Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
+    Setting(
+        "read_mode", "read_index", "how a read ensures that it is current", ("read_index", "lease", "log", "unsafe")
+    ),
     Setting("flush_mode", "sync", "acknowledge after fsync, or before (flushDiskType)", ("sync", "async")),
     Setting(
         "flush_interval_ms",
         "10",
-        "async: least time between two syncs (flushIntervalCommitLog, 500 in classic HA; DLedger's own is 10)",
+        "async: minimum milliseconds between syncs (flushIntervalCommitLog, 500 in classic HA; DLedger's own is 10)",
         bounds=(1, 3_600_000),
     ),
     Setting(
         "flush_least_pages",
         "0",
-        "async: unsynced pages of 4 KiB that make a sync worth it (flushCommitLogLeastPages, 4 in classic HA)",
+        "async: minimum number of unsynced 4 KiB pages for a sync (flushCommitLogLeastPages, 4 in classic HA)",
         bounds=(0, 1 << 20),
     ),
     Setting(
         "flush_thorough_interval_ms",
         "10000",
-        "async: after which everything is synced (flushCommitLogThoroughInterval)",
+        "async: interval after which everything is synced, in milliseconds (flushCommitLogThoroughInterval)",
         bounds=(1, 3_600_000),
     ),
-    Setting("slave_reads", "off", "classic HA: slaves answer reads, stale ones too (slaveReadEnable)", ("off", "on")),
     Setting(
-        "ha_mismatch", "refuse", "classic HA: what a slave does that has what the master lacks", ("refuse", "heal")
+        "slave_reads", "off", "classic HA: slaves answer reads, which may be stale (slaveReadEnable)", ("off", "on")
+    ),
+    Setting(
+        "ha_mismatch",
+        "refuse",
+        "classic HA: what a slave does if it has data that the master lacks",
+        ("refuse", "heal"),
     ),
     Setting(
         "members_may_change",
         "off",
-        "DLedger: the group's members may change; on by itself in runs that change them",
+        "DLedger: the group's members may change; always on in runs that change them",
         ("off", "on"),
     ),
     Setting(
         "acknowledged",
         "stored",
-        "what counts as acknowledged: whatever a broker has stored, or SUCCESS alone (classic HA: also on a slave)",
+        "what counts as acknowledged: whatever a broker has stored, or only SUCCESS (classic HA: also on a slave)",
         ("stored", "success"),
     ),
     Setting(
         "consume",
         "pull",
-        "how groups consume: each member its share of the queues, or by POP, where some forget what they were given",
+        "how groups consume: each member its share of the queues, or by POP, where some forget what they received",
         ("pull", "pop"),
     ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
-    Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
+    Setting("mutant", NO_MUTANT, "known bug to build into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
 _CLASSIC_DEFAULTS = {"flush_interval_ms": "500", "flush_least_pages": "4"}
 """RocketMQ's defaults for its own commit log (classic HA)."""

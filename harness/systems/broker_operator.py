@@ -87,7 +87,7 @@ class BrokerOperator(ChangesMembers):
         views = await asyncio.gather(*(self.view(host, timeout_s=LOOK_TIMEOUT_S) for host in self._hosts))
         leading = [view for view in views if view is not None and view.leads]
         if not leading:
-            raise RuntimeError("nobody leads at present, of those that answer")
+            raise RuntimeError("none of the brokers that answer is the leader")
         return max(leading, key=lambda view: view.term)
 
     async def transfer(self, fault_id: str, host: str) -> None:

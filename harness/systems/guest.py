@@ -76,22 +76,22 @@ MISTAKEN_S = 5.0
 FORMING_S = 5.0
 """Wait for a leader at the start; after this `start_together` is called without one."""
 
-ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
+ADDRESS_HINT = " (hosts of --cluster local share this machine: the program must listen only on host.listen(port))"
 
 LOOPBACK = "127.0.0.1"
-LOOPBACK_HINT = f" but at {LOOPBACK}, where no other host reaches it: have the program listen on host.listen(port)"
+LOOPBACK_HINT = f" but at {LOOPBACK}, which other hosts cannot reach: the program must listen on host.listen(port)"
 
 ENDED_WELL = " status 0"
 """End of the message about a program that exited without an error."""
 
-FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
+FOREGROUND_HINT = " (if it daemonises: keep it in the foreground)"
 
-BACKGROUND_HINT = ", and the host serves from the background: keep the program in the foreground"
+BACKGROUND_HINT = ", but a daemon of it serves on the host: keep the program in the foreground"
 
 LEADER = "leader"
 """Key beside the host names in the problems of `_absent`: no host leads."""
 
-STATUS_HANGS = "no status() said what serves, so that this may be the plug-in's doing"
+STATUS_HANGS = "status() did not return, so the plug-in may be the cause"
 """Reason for "unknown" if `status` hangs, while clients may find the system healthy."""
 
 MAX_STATE_CHARS = 300
@@ -119,7 +119,7 @@ COPY_TIMEOUT_S = 600.0
 def adapted(plugin: Plugin) -> type[GuestSystem]:
     """The system class for a plug-in."""
     cls = plugin.system_class
-    doc = inspect.getdoc(cls) if cls.__doc__ else f"{cls.__name__}, of {os.path.basename(_file_of(cls))}"
+    doc = inspect.getdoc(cls) if cls.__doc__ else f"{cls.__name__}, in {os.path.basename(_file_of(cls))}"
     return type(
         f"Guest{cls.__name__}",
         (GuestSystem,),
@@ -248,7 +248,7 @@ class GuestSystem:
         """Why a cluster cannot run a plug-in: its hosts cannot run commands. None if it can."""
         if isinstance(cluster_class, RunsCommands):
             return None
-        return f"cluster {cluster_class.name} simulates the broker and can run no other system"
+        return f"cluster {cluster_class.name} simulates the broker and cannot run other systems"
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
@@ -328,7 +328,7 @@ class GuestSystem:
             if found is not None:
                 return os.path.normpath(os.path.join(root, os.path.relpath(found, local)))
         brought = ", ".join(str(recipe) for recipe, _ in self._roots.get(host, ())) or "nothing is installed"
-        raise OperatorError(f"there is no {name} in what was installed ({brought})")
+        raise OperatorError(f"{name} is not in what was installed ({brought})")
 
     def _programs_of(self, host: Host) -> dict[str, Program]:
         """The programs of a host, as the cluster starts them. Raises PluginError."""
@@ -337,20 +337,22 @@ class GuestSystem:
         asked = self._call_plainly(method, host)
         commands = {self.name.partition(":")[0]: asked} if method == "command" else asked
         if not isinstance(commands, Mapping):
-            raise self._wrong(method, f"programs({host.name}) returned {asked!r:.80} and no mapping of names to words")
+            raise self._wrong(
+                method, f"programs({host.name}) returned {asked!r:.80}, not a mapping of names to lists of words"
+            )
         if not commands and host in self._system.hosts:
-            raise self._wrong(method, f"programs({host.name}) returned no program: every replica's host has one")
+            raise self._wrong(method, f"programs({host.name}) returned no program: every replica's host needs one")
         environment = {**self._environment[host.name], **self._mapping_of("environment", host)}
         programs = {}
         for name, words in commands.items():
             if not isinstance(name, str) or not _PROGRAM_NAME.fullmatch(name):
-                what = f"names a program {name!r:.80}, and its log cannot be called that"
-                raise self._wrong(method, f"{method}({host.name}) {what}: letters, digits, '.', '_' and '-'")
+                what = f"has an invalid program name {name!r:.80}"
+                raise self._wrong(method, f"{method}({host.name}) {what}: use letters, digits, '.', '_' and '-'")
             if isinstance(words, str) or not isinstance(words, Sequence):
-                raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
+                raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80}, not a list of words")
             for word in words:
                 if not isinstance(word, str):
-                    raise self._wrong(method, f"{method}({host.name}) has {word!r:.80} among its words, and no text")
+                    raise self._wrong(method, f"{method}({host.name}) has {word!r:.80} among its words, not a string")
             if not words:
                 raise self._wrong(method, f"{method}({host.name}) returned no words")
             argv = [*self._user_words[host.name], self._program_path(host.name, words[0]), *words[1:]]
@@ -369,10 +371,12 @@ class GuestSystem:
     def _mapping_of(self, method: str, host: Host) -> Mapping[str, Any]:
         found = self._call_plainly(method, host)
         if not isinstance(found, Mapping) or not all(isinstance(value, str | bytes) for value in found.values()):
-            raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
+            raise self._wrong(
+                method, f"{method}({host.name}) returned {found!r:.80}, not a mapping of names to strings"
+            )
         for name, text in found.items():
             if isinstance(text, str) and _has_surrogates(text):
-                what = f"{method}({host.name}) has half a character under {name!r}, which UTF-8 cannot hold"
+                what = f"{method}({host.name}) has a lone surrogate under {name!r}, which UTF-8 cannot encode"
                 raise self._wrong(method, f"{what}: {text!r:.80}")
         return found
 
@@ -488,7 +492,7 @@ class GuestSystem:
                 raise self._blame(error, f"status({name})")
             if not leading and loop.time() > deadline_s:
                 said = [str(self._blame(error, f"status({name})")) for name, error in self._unanswered.items()][:1]
-                words = f"nobody leads {self._system.ready_timeout_s:g} s after the start"
+                words = f"there is no leader {self._system.ready_timeout_s:g} s after the start"
                 raise self._wrong("status", ": ".join([words, *said]))
             await asyncio.sleep(POLL_S)
 
@@ -498,7 +502,7 @@ class GuestSystem:
 
     async def _why_not_ready(self, names: Sequence[str]) -> str:
         system, name = self._system, names[0]
-        wanted = self._why_unready(name) or "ready(host) did not say that it serves"
+        wanted = self._why_unready(name) or "ready(host) never returned True"
         if type(system).ready is System.ready:
             wanted = f"its programs never printed {system.ready_line!r}"
             if system.ready_line is None:
@@ -528,7 +532,7 @@ class GuestSystem:
                 answer: Any = await _answer_of(system.ready(host))
             if inspect.iscoroutine(answer):
                 answer.close()
-                raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await what it asks")
+                raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await it")
             if not answer:
                 hint = " (return True once the host serves)" if answer is None else ""
                 self._unready[host.name] = f"ready({host.name}) returned {answer!r:.60}{hint}"
@@ -693,7 +697,7 @@ class GuestSystem:
                 if (problem := _status_problem(found)) is not None:
                     raise self._wrong("status", f"status({host.name}) returned a Status whose {problem}")
                 return found
-            raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
+            raise self._wrong("status", f"status({host.name}) returned {found!r:.80}, neither a Status nor None")
         except (Exception, SystemExit) as error:
             hung = limit.expired()
             self._unanswered[host.name] = self._hung(f"status({host.name})", timeout_s, error) if hung else error
@@ -768,14 +772,14 @@ class GuestSystem:
                 found[name] = f"the programs of {name} are stopped"
         for name, host in self._hosts.items():
             if name in self._processes and name not in found and not await self._is_ready(host):
-                found[name] = ": ".join(filter(None, [f"{name} runs and is not ready", self._why_unready(name)]))
+                found[name] = ": ".join(filter(None, [f"{name} runs but is not ready", self._why_unready(name)]))
         if self.tells_leader:
             statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
             self._final = {name: _status_strings(status) for name, status in statuses.items() if status is not None}
             silent = [name for name, status in statuses.items() if status is None]
             found |= {name: self._silence(name) for name in silent if name not in found}
             if not any(status.leads for status in statuses.values() if status is not None):
-                found[LEADER] = "nobody leads"
+                found[LEADER] = "there is no leader"
         return found
 
     def _silence(self, name: str) -> str:
@@ -784,7 +788,7 @@ class GuestSystem:
         if error is not None:
             return str(self._blame(error, f"status({name})"))
         hung = self._unanswered.get(name)
-        return ": ".join([f"{name} runs and does not answer", *([str(hung)] if isinstance(hung, _Hung) else [])])
+        return ": ".join([f"{name} runs but does not answer", *([str(hung)] if isinstance(hung, _Hung) else [])])
 
     def _only_status_hangs(self, problems: Mapping[str, str]) -> bool:
         """Whether the only problem is that `status` hangs for some hosts."""
@@ -819,7 +823,7 @@ class GuestSystem:
         """The last line that a host's programs logged, and where the rest is: the last line alone does not help with
         javac, Node.js, or a Go panic."""
         words = self.last_words(host)
-        more = f" (all of it: {self._log_dir / host})" if len(words) > 1 else ""
+        more = f" (full log: {self._log_dir / host})" if len(words) > 1 else ""
         return f": {words[-1]}{more}" if words else ""
 
     def connection(self, kind: str, *, process: int, thread: int) -> Client:
@@ -845,7 +849,9 @@ class GuestSystem:
         if type(self._system).state is System.state:
             return {}
         if self._states is None:
-            return {"replicas": CheckOutcome("unknown", "the replicas were never asked: the system did not come back")}
+            return {
+                "replicas": CheckOutcome("unknown", "the replicas were never asked, because the system did not recover")
+            }
         unread = {name: state for name, state in self._states.items() if isinstance(state, _Unread)}
         if unread:
             return {"replicas": CheckOutcome("unknown", next(iter(unread.values())).reason)}
@@ -983,16 +989,16 @@ def _has_surrogates(text: str) -> bool:
 def _status_problem(status: Status) -> str | None:
     """Which field of a Status has a wrong type, as text; None if all are right."""
     kinds = {
-        "leads": (bool, "neither True nor False"),
-        "term": (int, "no whole number"),
-        "end": (int, "no whole number"),
+        "leads": (bool, "not True or False"),
+        "term": (int, "not an integer"),
+        "end": (int, "not an integer"),
     }
     for name, (kind, words) in kinds.items():
         value: Any = getattr(status, name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            return f"{name} is {value!r:.80} and {words}"
+            return f"{name} is {value!r:.80}, {words}"
     facts: Any = status.facts
-    return None if facts is None or isinstance(facts, Mapping) else f"facts are {facts!r:.80} and no mapping"
+    return None if facts is None or isinstance(facts, Mapping) else f"facts is {facts!r:.80}, not a mapping"
 
 
 def _status_strings(status: Status) -> dict[str, str]:

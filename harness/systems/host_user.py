@@ -38,7 +38,7 @@ async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[st
     own_memory = ["--ipc"] if await works("unshare", "--ipc", "true") else []
     found = await host.run_as_harness("sh", "-c", f"id -u {user} && id -g {user}", check=False)
     if found.status != 0:
-        raise OperatorError(f"there is no user {user} on {host.name}: make one there (useradd {user})")
+        raise OperatorError(f"there is no user {user} on {host.name}: create it there (useradd {user})")
     number, group = found.out.split()
     if not await works("setpriv", "--version"):
         raise OperatorError(f"{host.name} has no setpriv to run programs as {user} with: install util-linux there")
@@ -49,8 +49,8 @@ async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[st
     if await works(*nobody, "true"):
         return nobody
     raise OperatorError(
-        f"user {user} of {host.name} cannot get to {', '.join((host.data, *paths))}: keep runs and packages where "
-        "everybody may enter (--store, SPLITBRAIN_CACHE)"
+        f"user {user} of {host.name} cannot access {', '.join((host.data, *paths))}: keep runs and packages where "
+        "all users have access (--store, SPLITBRAIN_CACHE)"
     )
 
 

@@ -43,11 +43,11 @@ class BankWorkload(CapabilityWorkload):
     """Transfers between `accounts` accounts, and reads of all of them."""
 
     name = "bank"
-    description = "Transfers between accounts: money neither appears nor vanishes."
+    description = "Transfers between accounts: no money appears or disappears."
     capabilities = ("transact",)
     settings = (
-        Setting("accounts", "8", "accounts", bounds=(2, 1000)),
-        Setting("max_amount", "5", "the largest amount of a transfer", bounds=(1, 1_000_000)),
+        Setting("accounts", "8", "number of accounts", bounds=(2, 1000)),
+        Setting("max_amount", "5", "largest amount of a transfer", bounds=(1, 1_000_000)),
     )
     calls: ClassVar[Mapping[str, Call]] = {
         "transfer": Call("transact", _transfer),

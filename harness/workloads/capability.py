@@ -376,7 +376,7 @@ def number_from(method: str, found: Any) -> Any:
         return found
     is_spelt = isinstance(found, str) and _SPELT.fullmatch(found) is not None
     if is_spelt or isinstance(found, (bool, list, tuple, Mapping)):
-        due = "it must be a whole number, as was put in, or None"
+        due = "it must be a whole number, like the values put in, or None"
         raise ClientMistake(f"{method} returned {found!r:.80} of type {type(found).__name__}: {due}")
     return found
 
@@ -391,7 +391,7 @@ def json_problem(value: Any) -> str | None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"{_short(value)}, which JSON cannot hold ({error})"
+        return f"{_short(value)}, which JSON cannot represent ({error})"
     return None
 
 

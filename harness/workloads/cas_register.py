@@ -28,7 +28,9 @@ async def _cas(client: Any, value: Any, key: Any) -> Any:
     old, new = value
     done = await client.cas(key, old, new)
     if done is not True and done is not False:
-        raise ClientMistake(f"cas returned {done!r:.80}: it must return True (it was set) or False (it held another)")
+        raise ClientMistake(
+            f"cas returned {done!r:.80}: it must return True (it was set) or False (it had another value)"
+        )
     return done
 
 
@@ -82,8 +84,8 @@ class CasRegisterWorkload(CapabilityWorkload):
     description = "Registers with compare-and-set."
     capabilities = ("read", "write", "cas")
     settings = (
-        Setting("keys", "5", "registers in use at a time", bounds=(1, 1000)),
-        Setting("operations_per_key", "200", "operations on a register until a new one takes its place",
+        Setting("keys", "5", "number of registers in use at a time", bounds=(1, 1000)),
+        Setting("operations_per_key", "200", "operations on a register before it is replaced by a new one",
                 bounds=(10, 100_000)),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"read": READ, "write": WRITE, "cas": Call("cas", _cas)}

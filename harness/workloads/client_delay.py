@@ -45,11 +45,11 @@ class ClientDelayWorkload(CapabilityWorkload):
     """40 % delayed sends, 60 % dequeues."""
 
     name = "delay"
-    description = "Delayed values: never early, and none lost."
+    description = "Delayed values: none early, none lost."
     capabilities = ("schedule", "dequeue")
     settings = (
-        Setting("longest_ms", "5000", "the longest delay in milliseconds", bounds=(100, 60_000)),
-        Setting("drain_s", "3", "seconds without a value, beyond the longest delay, after which it counts as empty",
+        Setting("longest_ms", "5000", "longest delay, in milliseconds", bounds=(100, 60_000)),
+        Setting("drain_s", "3", "seconds without a value, after the longest delay, until the queue counts as empty",
                 bounds=(1, 60)),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"send": Call("schedule", _schedule), "receive": DEQUEUE}

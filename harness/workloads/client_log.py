@@ -107,11 +107,11 @@ class ClientLogWorkload(CapabilityWorkload):
     """Appends, and polls near the end, over `keys` logs."""
 
     name = "log"
-    description = "Append-only logs with offsets; all is read at the end."
+    description = "Append-only logs with offsets, which are read completely at the end."
     capabilities = ("append", "poll")
     settings = (
-        Setting("keys", "4", "logs", bounds=(1, 1000)),
-        Setting("polls", "linearizable", "whether a poll may miss what was acknowledged before it",
+        Setting("keys", "4", "number of logs", bounds=(1, 1000)),
+        Setting("polls", "linearizable", "eventual: a poll may miss values that were acknowledged before it",
                 ("linearizable", "eventual")),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {
@@ -149,4 +149,4 @@ def unless_left_unread(outcome: CheckOutcome, history: History, what: str) -> Ch
     """`outcome`, or unknown if it is valid although the final reads did not reach the end of some log: what the load
     has seen of it may have been lost since. `what` is the name for a log."""
     left = [log for log, row in last_final_reads(history).items() if row is None]
-    return unless_left(outcome, left, f"{what} {{}} could not be read to its end")
+    return unless_left(outcome, left, f"{what} {{}} could not be read completely")

@@ -99,14 +99,16 @@ class ClientQueueWorkload(CapabilityWorkload):
     """By default somewhat more dequeues than enqueues, which keeps the queue short."""
 
     name = "queue"
-    description = "One queue: what was acknowledged comes out, and nothing else."
+    description = "One queue: every acknowledged value comes out, and nothing else."
     capabilities = ("enqueue", "dequeue")
     settings = (
-        Setting("delivery", "at-least-once", "whether a value may come out twice", ("at-least-once", "exactly-once")),
-        Setting("order", "none", "the queue that it must be linearizable as, if any", ("none", "any", "fifo")),
-        Setting("dequeues", "55", "of a hundred operations; with fewer, more is in the queue for faults to lose",
+        Setting("delivery", "at-least-once", "exactly-once: no value may come out twice",
+                ("at-least-once", "exactly-once")),
+        Setting("order", "none", "also require linearizability, as a queue of this order",
+                ("none", "any", "fifo")),
+        Setting("dequeues", "55", "percentage of dequeues; with fewer, the queue holds more values for faults to lose",
                 bounds=(0, 95)),
-        Setting("drain_s", "3", "seconds without a value after which a queue counts as empty at the end",
+        Setting("drain_s", "3", "seconds without a value until the queue counts as empty at the end",
                 bounds=(1, 60)),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"enqueue": gives("enqueue"), "dequeue": DEQUEUE}

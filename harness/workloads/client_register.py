@@ -48,7 +48,7 @@ class ClientRegisterWorkload(CapabilityWorkload):
     name = "register"
     description = "Registers: reads and writes of independent keys."
     capabilities = ("read", "write")
-    settings = (Setting("keys", "8", "registers", bounds=(1, 1000)),)
+    settings = (Setting("keys", "8", "number of registers", bounds=(1, 1000)),)
     calls: ClassVar[Mapping[str, Call]] = {"read": READ, "write": WRITE}
     check_names = ("linearizable",)
 

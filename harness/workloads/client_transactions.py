@@ -72,7 +72,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
     """40 % transactions, 60 % dequeues."""
 
     name = "transactions"
-    description = "Transactional values: they come out if they were committed, and only then."
+    description = "Transactional values: they come out if, and only if, they were committed."
     capabilities = ("prepare", "commit", "rollback", "dequeue")
     settings = (DRAIN_SETTING,)
     calls: ClassVar[Mapping[str, Call]] = {

@@ -101,7 +101,7 @@ class ConsumerProgressWorkload(CapabilityWorkload):
     """As many commits as reads."""
 
     name = "consumer-progress"
-    description = "Offsets of a consumer group: what is stored never goes back."
+    description = "Offsets of a consumer group: a stored offset never goes back."
     capabilities = ("commit_offset", "committed_offset")
     calls: ClassVar[Mapping[str, Call]] = {
         "commit": Call("commit_offset", _commit),

@@ -37,7 +37,7 @@ class CounterWorkload(CapabilityWorkload):
     name = "counter"
     description = "One counter: no increment is lost or counted twice."
     capabilities = ("increment", "value")
-    settings = (Setting("check", "bounds", "what must hold of the values that were read", ("bounds", "linearizable")),)
+    settings = (Setting("check", "bounds", "what the values read must satisfy", ("bounds", "linearizable")),)
     calls: ClassVar[Mapping[str, Call]] = {
         "add": gives("increment"),
         "read": VALUE,

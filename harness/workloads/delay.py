@@ -36,7 +36,7 @@ class DelayWorkload:
     keys: int = 8
 
     name = "delay"
-    description = "Delayed messages: never early, and none lost."
+    description = "Delayed messages: none early, none lost."
     requires = "messaging"
     check_names = ("delay",)
     by_capability = ClientDelayWorkload

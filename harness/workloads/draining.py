@@ -95,7 +95,7 @@ def unless_drained(
     counts = outcome.details["stats"]["counts"]
     if outcome.valid is False and any(counts.get(kind) for kind in certain):
         return outcome
-    what = f"{lags[-1]} messages were" if lags else "nobody could say how many messages were"
+    what = f"{lags[-1]} messages were" if lags else "no host could tell how many messages were"
     return CheckOutcome("unknown", f"{what} still to be received at the end", outcome.details)
 
 
@@ -123,7 +123,7 @@ def unless_taken_unseen(
         reason = f"{missing} values never came out, and {unseen} {taken}s of unknown outcome may have taken them"
         return CheckOutcome("unknown", reason, outcome.details)
     if not _was_found_empty(history, put, taken, due_ms):
-        reason = f"{missing} values never came out, but nobody found the queue empty after the last one was put in"
+        reason = f"{missing} values never came out, but nobody found the queue empty after the last put"
         return CheckOutcome("unknown", reason, outcome.details)
     return outcome
 

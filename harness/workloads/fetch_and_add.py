@@ -32,7 +32,7 @@ class FetchAndAddWorkload(CapabilityWorkload):
     """Two additions of 1 to 5 for every read."""
 
     name = "fetch-and-add"
-    description = "One number that is added to and read in one step."
+    description = "One number with an atomic add that returns the previous value."
     capabilities = ("fetch_add", "value")
     calls: ClassVar[Mapping[str, Call]] = {"add": Call("fetch_add", _fetch_add), "read": VALUE}
     check_names = ("linearizable",)

@@ -83,7 +83,7 @@ def unless_left(outcome: CheckOutcome, left: Collection[Any], said: str) -> Chec
     if outcome.valid is not True or not left:
         return outcome
     names = ", ".join(map(str, sorted(left)[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
-    reason = f"{outcome.reason}; but {said.format(names, count=len(left))} when all was over"
+    reason = f"{outcome.reason}; but {said.format(names, count=len(left))} at the end of the run"
     return CheckOutcome("unknown", reason, outcome.details)
 
 
@@ -94,7 +94,7 @@ def unless_left_unanswered(outcome: CheckOutcome, reads: Iterable[tuple[Any, boo
     for each, is_answered in reads:
         answered[each] = is_answered or answered.get(each, False)
     left = [each for each, is_answered in answered.items() if not is_answered]
-    return unless_left(outcome, left, f"of {what} {{}} no read was answered")
+    return unless_left(outcome, left, f"no read of {what} {{}} was answered")
 
 
 def unless_registers_unread(

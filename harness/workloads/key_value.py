@@ -51,9 +51,9 @@ class KeyValueWorkload(CapabilityWorkload):
     """Half reads, over `keys` texts."""
 
     name = "key-value"
-    description = "Texts by key that are replaced, added to and read."
+    description = "Strings by key that are replaced, appended to and read."
     capabilities = ("get", "put", "concat")
-    settings = (Setting("keys", "8", "keys", bounds=(1, 1000)),)
+    settings = (Setting("keys", "8", "number of keys", bounds=(1, 1000)),)
     calls: ClassVar[Mapping[str, Call]] = {
         "get": Call("get", _get, is_read=True),
         "put": gives("put", keyed=True),

@@ -27,9 +27,9 @@ from harness.workloads.transacting import (
 __all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
 
 TRANSACTION_SETTINGS = (
-    Setting("keys", "5", "keys in use at a time", bounds=(1, 1000)),
-    Setting("max_length", "4", "steps of a transaction, at most", bounds=(1, 100)),
-    Setting("writes_per_key", "32", "writes of a key until a new one takes its place", bounds=(1, 10_000)),
+    Setting("keys", "5", "number of keys in use at a time", bounds=(1, 1000)),
+    Setting("max_length", "4", "maximum number of steps of a transaction", bounds=(1, 100)),
+    Setting("writes_per_key", "32", "writes to a key before it is replaced by a new one", bounds=(1, 10_000)),
     ISOLATION,
 )
 

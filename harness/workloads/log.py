@@ -61,7 +61,7 @@ class LogWorkload:
     keys: int = 8
 
     name = "log"
-    description = "Append-only queues with offsets: append, read a range, read the tail; all is read at the end."
+    description = "Append-only queues with offsets: append, read a range, read the tail; everything is read at the end."
     requires = "queue"
     check_names = ("linearizable", "log")
     by_capability = ClientLogWorkload

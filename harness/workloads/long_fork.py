@@ -58,7 +58,7 @@ class LongForkWorkload(CapabilityWorkload):
     name = "long-fork"
     description = "Transactions: no two reads see two writes in opposite orders."
     capabilities = ("transact",)
-    settings = (Setting("group_size", "3", "keys that are read together", bounds=(2, 100)),)
+    settings = (Setting("group_size", "3", "number of keys that are read together", bounds=(2, 100)),)
     calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
     check_names = ("long-fork",)
 

@@ -47,9 +47,9 @@ class MultiRegisterWorkload(CapabilityWorkload):
     """Transactions over `registers` registers."""
 
     name = "multi-register"
-    description = "Registers that are read and written together."
+    description = "Registers that are read and written together in transactions."
     capabilities = ("transact",)
-    settings = (Setting("registers", "3", "registers", bounds=(1, 10)),)
+    settings = (Setting("registers", "3", "number of registers", bounds=(1, 10)),)
     calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
     check_names = ("linearizable",)
 

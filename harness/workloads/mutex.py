@@ -85,13 +85,13 @@ class MutexWorkload(CapabilityWorkload):
     """Every thread acquires and releases one of `locks` locks at a time."""
 
     name = "mutex"
-    description = "Locks: nobody holds one that somebody else holds."
+    description = "Locks: no two clients hold the same one."
     capabilities = ("lock", "unlock")
     settings = (
-        Setting("locks", "3", "locks", bounds=(1, 1000)),
-        Setting("hold_ms", "20", "milliseconds for which a lock is held, on average", bounds=(0, 60_000)),
-        Setting("check", "exclusion", "with linearizable also that a free lock is never refused as an order of all "
-                "operations would have it", ("exclusion", "linearizable")),
+        Setting("locks", "3", "number of locks", bounds=(1, 1000)),
+        Setting("hold_ms", "20", "how long a lock is held on average, in milliseconds", bounds=(0, 60_000)),
+        Setting("check", "exclusion", "linearizable: also check that a free lock is never refused",
+                ("exclusion", "linearizable")),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"acquire": Call("lock", _lock), "release": Call("unlock", _unlock)}
     check_names = ("exclusion", "linearizable")

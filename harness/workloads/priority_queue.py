@@ -37,10 +37,10 @@ class PriorityQueueWorkload(CapabilityWorkload):
     """As many inserts as extracts."""
 
     name = "priority-queue"
-    description = "One priority queue: the most urgent first."
+    description = "One priority queue: the most urgent value comes out first."
     capabilities = ("insert", "extract")
     settings = (
-        Setting("first", "smallest", "what is the most urgent", ("smallest", "largest")),
+        Setting("first", "smallest", "which value is the most urgent", ("smallest", "largest")),
         DRAIN_SETTING,
     )
     calls: ClassVar[Mapping[str, Call]] = {"insert": gives("insert"), "extract": takes("extract", numbers=True)}

@@ -38,7 +38,7 @@ class QueueWorkload:
     keys: int = 8
 
     name = "queue"
-    description = "Producers and a consumer group: what was acknowledged comes out, at least once."
+    description = "Producers and a consumer group: every acknowledged message comes out, at least once."
     requires = "messaging"
     check_names = ("total-queue",)
     by_capability = ClientQueueWorkload

@@ -54,14 +54,14 @@ class SetWorkload(CapabilityWorkload):
     """Adds of distinct elements to one set, and reads of all of it."""
 
     name = "set"
-    description = "One set: what was added is there for good."
+    description = "One set: an added element is never lost."
     capabilities = ("add", "members")
     settings = (
-        Setting("elements_per_operation", "50", "elements that an operation reads on average, at most",
+        Setting("elements_per_operation", "50", "maximum number of elements that an operation reads on average",
                 bounds=(1, 100_000)),
-        Setting("reads", "eventual", "whether an element may be missing from a read and be there later",
+        Setting("reads", "eventual", "eventual: an element may be missing from a read and appear later",
                 ("eventual", "linearizable")),
-        Setting("check", "set-full", "the checker of what was read",
+        Setting("check", "set-full", "check of the reads",
                 ("set-full", "simple-set", "grow-only-set")),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"add": gives("add"), "read": Call("members", _members, is_read=True)}

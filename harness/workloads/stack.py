@@ -22,7 +22,7 @@ from harness.workloads.queues import message_numbers
 __all__ = ["DRAIN_SETTING", "StackWorkload"]
 
 DRAIN_SETTING = Setting(
-    "drain_s", "1", "seconds without a value after which nothing is left at the end", bounds=(1, 60)
+    "drain_s", "1", "seconds without a value until nothing is considered left at the end", bounds=(1, 60)
 )
 
 

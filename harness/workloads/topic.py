@@ -102,11 +102,11 @@ class TopicWorkload(CapabilityWorkload):
     """As many publishes as fetches."""
 
     name = "topic"
-    description = "One topic of several partitions, which the system chooses."
+    description = "One topic of several partitions: the system chooses where each message goes."
     capabilities = ("publish", "fetch")
     settings = (
-        Setting("partitions", "4", "partitions of the topic", bounds=(1, 100)),
-        Setting("fetches", "linearizable", "whether a fetch may miss what was acknowledged before it",
+        Setting("partitions", "4", "number of partitions of the topic", bounds=(1, 100)),
+        Setting("fetches", "linearizable", "eventual: a fetch may miss messages that were acknowledged before it",
                 ("linearizable", "eventual")),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {

@@ -34,7 +34,7 @@ FINAL_KEYS = 8
 """Keys that a final transaction reads."""
 
 ISOLATION = Setting(
-    "isolation", "strict-serializable", "the level that must hold",
+    "isolation", "strict-serializable", "isolation level that must hold",
     (
         "read-uncommitted", "read-committed", "snapshot-isolation", "strong-session-snapshot-isolation",
         "strong-snapshot-isolation", "serializable", "strong-session-serializable", "strict-serializable",

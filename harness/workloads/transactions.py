@@ -46,7 +46,9 @@ class TransactionsWorkload:
     keys: int = 8
 
     name = "transactions"
-    description = "Transactional messages: seen if committed and only then, also when the system has to ask."
+    description = (
+        "Transactional messages: seen if, and only if, committed, even if the system has to ask for the outcome."
+    )
     requires = "messaging"
     check_names = ("transaction-visibility",)
     by_capability = ClientTransactionsWorkload

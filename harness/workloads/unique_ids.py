@@ -26,7 +26,7 @@ class UniqueIdsWorkload(CapabilityWorkload):
     """Generates ids as fast as the load allows."""
 
     name = "unique-ids"
-    description = "Ids: no two are equal."
+    description = "Ids: all are unique."
     capabilities = ("generate",)
     calls: ClassVar[Mapping[str, Call]] = {"generate": Call("generate", _generate)}
     check_names = ("unique-ids",)

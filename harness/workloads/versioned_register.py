@@ -47,11 +47,11 @@ class VersionedRegisterWorkload(CapabilityWorkload):
     """Half writes, half reads, over `keys` registers."""
 
     name = "versioned-register"
-    description = "Registers that count their writes: one order, or the guarantees of a session."
+    description = "Registers that count their writes: linearizable, or with session guarantees."
     capabilities = ("read_version", "write_version")
     settings = (
-        Setting("keys", "8", "registers", bounds=(1, 1000)),
-        Setting("check", "linearizable", "what must hold of the versions that were seen", ("linearizable", "sessions")),
+        Setting("keys", "8", "number of registers", bounds=(1, 1000)),
+        Setting("check", "linearizable", "what the versions seen must satisfy", ("linearizable", "sessions")),
     )
     calls: ClassVar[Mapping[str, Call]] = {
         "read": Call("read_version", _read_version, is_read=True),

@@ -126,11 +126,9 @@ class WriteSkewWorkload(CapabilityWorkload):
     """`attempts` inserts of each key at the same moment, of which at most one may succeed."""
 
     name = "write-skew"
-    description = "Transactions: no two that look for the other's row before they write both commit."
+    description = "Transactions that each insert a row if there is none yet: no two for a key both commit."
     capabilities = ("insert_if_absent", "rows")
-    settings = (
-        Setting("attempts", "2", "inserts of a key at the same moment, each by a client of its own", bounds=(2, 16)),
-    )
+    settings = (Setting("attempts", "2", "concurrent inserts of a key, each by a different client", bounds=(2, 16)),)
     calls: ClassVar[Mapping[str, Call]] = {
         "insert": Call("insert_if_absent", _insert),
         "read": Call("rows", _read, is_read=True),

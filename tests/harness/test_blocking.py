@@ -114,7 +114,7 @@ def test_a_signal_ends_the_start(tmp_path: Path, start: Start, method: str, how:
     process.send_signal(number)
     status, printed = is_over(process)
     assert status == 255, printed
-    assert re.search(r"mine\.py:\d+ kept the harness from running for \d+ s: what a plug-in waits for must be", printed)
+    assert re.search(r"mine\.py:\d+ blocked the harness for \d+ s: a plug-in must await", printed)
     assert "interrupted before the system had started: there is nothing to check" in printed
     assert "Traceback" not in printed and replicas_left(tmp_path) == []
 
@@ -137,7 +137,7 @@ def test_a_signal_ends_the_end_and_what_was_seen_gets_its_verdict(tmp_path: Path
     status, printed = is_over(process)
     assert status == 2, printed
     assert re.search(
-        r"stopping the system: .*mine\.py:\d+: stop_together\(\) raised Blocked: it waited for \d+ s without await",
+        r"stopping the system: .*mine\.py:\d+: stop_together\(\) raised Blocked: blocked for \d+ s without await",
         printed,
     )
     assert replicas_left(tmp_path) == []
@@ -147,9 +147,9 @@ def test_a_signal_ends_the_end_and_what_was_seen_gets_its_verdict(tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("setup", r"setup\(n1\) raised Blocked: it waited for \d s without await"),
+        ("setup", r"setup\(n1\) raised Blocked: blocked for \d s without await"),
         ("ready", r"n1 not ready within 0\.5 s"),
-        ("status", r"nobody leads .*: status\(n1\) raised Blocked: it waited for \d s without await"),
+        ("status", r"there is no leader .*: status\(n1\) raised Blocked: blocked for \d s without await"),
     ],
 )
 def test_it_is_ended_after_its_time_and_named(tmp_path: Path, start: Start, method: str, said: str) -> None:
@@ -157,6 +157,6 @@ def test_it_is_ended_after_its_time_and_named(tmp_path: Path, start: Start, meth
     wait_until_it_waits(tmp_path)
     status, printed = is_over(process)
     assert status == 254, printed
-    assert re.search(r"mine\.py:\d+ kept the harness from running for \d s: what a plug-in waits for must be", printed)
+    assert re.search(r"mine\.py:\d+ blocked the harness for \d s: a plug-in must await", printed)
     assert re.search(rf"harness: mine\.py:\d+: {said}", printed)
     assert replicas_left(tmp_path) == []

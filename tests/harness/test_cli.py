@@ -47,7 +47,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--nodes", "0"], "--nodes must be 1 to"),
         (["run", "--nodes", "many"], "--nodes"),
         (["run", "--nodes", "2", "--cluster", "local", "--nemesis", "partition=majorities-ring"], "majorities-ring"),
-        (["explore", "--seeds", "1", "--jobs", "9" * 30], "--jobs: must be 1 to 1024: each is a process of its own"),
+        (["explore", "--seeds", "1", "--jobs", "9" * 30], "--jobs: must be 1 to 1024: each job is a separate process"),
         (["run", "--time-limit", "0"], "--time-limit must be above 0"),
         (["run", "--time-limit", "nan"], "--time-limit must be above 0"),
         (["run", "--concurrency", "-3"], "--concurrency must be 1 to"),
@@ -65,14 +65,14 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--frobnicate"], "--frobnicate"),
         (["run", "--time-limt", "3"], "harness run: unknown option --time-limt (did you mean --time-limit?)"),
         (["run", "--time", "3"], "unknown option --time (did you mean"),
-        (["run", "partition"], "what is 'partition' for?"),
-        (["run", "mine.py", "--system", "toy"], "mine.py names the system, and so does --system: leave one of them"),
-        (["doctor", "--system=toy", "mine.py:Kv"], "mine.py:Kv names the system, and so does --system: leave one of"),
-        (["replay", "schedule.json", "mine.py"], "for? (a system of your own is --system mine.py here)"),
+        (["run", "partition"], "unexpected argument 'partition'"),
+        (["run", "mine.py", "--system", "toy"], "mine.py and --system both name the system: leave one of them"),
+        (["doctor", "--system=toy", "mine.py:Kv"], "mine.py:Kv and --system both name the system: leave one of"),
+        (["replay", "schedule.json", "mine.py"], "(to use your own system: --system mine.py)"),
         (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
         (["replay", "x", "--nemesis", "kill"], "harness replay: unknown option --nemesis"),  # they are in the schedule
         (["replay", "x", "--nemesis-schedule", "y"], "harness replay: unknown option --nemesis-schedule"),
-        (["replay", "x/s.json", "--cluster", "sim"], "'x/s.json' is no file of a schedule, and no run: "),
+        (["replay", "x/s.json", "--cluster", "sim"], "'x/s.json' is neither a schedule file nor a run: "),
         (["replay", "x", "--flush-mode=async"], "--flush-mode is a setting of the system: --set flush_mode=async"),
         (["frobnicate"], "frobnicate"),
         (["rnu"], "unknown command 'rnu' (did you mean run?)"),
@@ -84,9 +84,9 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["runs", "--store="], "--store: the path is empty"),
         (["analyze", "x" * 300], "cannot look for the run 'xxx"),
         (["runs", "--store", "x" * 300], "cannot read the store"),
-        (["runs", "--store", "two\nlines\x1b[2J"], "two\\nlines\\x1b[2J: make a run first"),
+        (["runs", "--store", "two\nlines\x1b[2J"], "two\\nlines\\x1b[2J: start a run first"),
         (["run", "--cluster", "sim", "--nemesis-schedule", "/dev/zero"], "are too many for a schedule"),
-        (["run", "--cluster", "sim", "--matrix", "/dev/zero"], "are too many for a matrix"),
+        (["run", "--cluster", "sim", "--matrix", "/dev/zero"], "are too large for a matrix"),
         (["run", "--cluster", "sim", "--junit="], "--junit '': must name a file"),
         (["run", "--cluster", "sim", "--junit", "/"], "--junit '/': must name a file"),
         (["run", "--cluster", "sim", "--step-summary", "/"], "--step-summary '/': Is a directory"),
@@ -106,7 +106,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["explore", "--conf", "spark.ui.port=4050"], "--conf is for a cluster: add --master URL"),
         (["explore", "--verbose"], "--verbose is for a cluster: add --master URL"),
         (["explore", "--guide", "--time-limit", "3.2"], "give more than 3.2"),
-        (["clean", "--forget-unreachable"], "by --run RUN_ID"),
+        (["clean", "--forget-unreachable"], "with --run RUN_ID"),
     ],
 )
 def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_here: Here) -> None:
@@ -134,7 +134,9 @@ def test_a_process_refuses_as_well(tmp_path: Path) -> None:
 
 def test_the_load_of_a_seed_is_told_as_it_is(tmp_path: Path, harness_here: Here) -> None:
     for command, limit_s in (("run", 60), ("explore", 10), ("audit", 10)):
-        assert f"of load (default: {limit_s})" in harness_here(command, "--help", cwd=tmp_path).stdout
+        assert f"put load on the system (default: {limit_s})" in " ".join(
+            harness_here(command, "--help", cwd=tmp_path).stdout.split()
+        )
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
@@ -152,7 +154,7 @@ def test_a_bare_harness_says_what_there_is(tmp_path: Path) -> None:
 
 def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_path: Path, harness_here: Here) -> None:
     said = harness_here("run", "--help", cwd=tmp_path).stdout
-    groups = ("what is tested, and where", "faults", "load", "judging and keeping", "more than one run, and output")
+    groups = ("system and hosts", "faults", "load", "checks and storage", "series of runs, and output")
     places = [said.index(f"\n{group}:\n") for group in groups]
     assert places == sorted(places)
     plain = " ".join(said.split())
@@ -165,7 +167,7 @@ def test_a_run_without_faults_says_first_that_it_breaks_nothing(tmp_path: Path) 
     words = ("run", "--cluster", "sim", "--nodes", "3", "--time-limit", "2", "--rate", "20", "--seed", "1")
     calm = harness(*words, cwd=tmp_path)
     assert calm.returncode == 0, calm.stderr
-    assert calm.stderr.startswith("no faults: this run breaks nothing; --nemesis partition ")
+    assert calm.stderr.startswith("no faults are injected: use --nemesis partition ")
     assert "VALID: " in calm.stdout and "VALID" not in calm.stderr
     words = (*words, "--time-limit", "4", "--nemesis", "kill=sigkill@n1", "--nemesis-interval", "1")
     struck = harness(*words, cwd=tmp_path)
@@ -248,7 +250,7 @@ def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> No
     ("methods", "expected"),
     [
         (("read(self, key)", "write(self, key, value)", "add(self, value)"), "workloads: register"),
-        (("add(self, value)",), "workloads: none that Talk has all methods for"),
+        (("add(self, value)",), "workloads: none (Talk lacks methods for each)"),
     ],
 )
 def test_list_says_which_workloads_a_client_can_do(

@@ -45,7 +45,10 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
     try:
         again = cluster(tmp_path, "up", "--cluster", "local")
         assert again.returncode == 254
-        assert again.stderr == "harness: cluster main is up: harness cluster down --name main, or another --name\n"
+        assert (
+            again.stderr
+            == "harness: cluster main is already up: harness cluster down --name main, or choose another --name\n"
+        )
         status = cluster(tmp_path, "status")
         assert status.returncode == 0
         assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["n1", "n2"]
@@ -54,7 +57,7 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
         assert cluster(tmp_path, "exec", "n2", "--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
         unknown = cluster(tmp_path, "exec", "n7", "true")
         assert (unknown.returncode, unknown.stderr) == (254, "harness: there is no host n7; known: n1, n2\n")
-        assert "what is to be run is missing" in cluster(tmp_path, "exec", "n1").stderr
+        assert "no command given" in cluster(tmp_path, "exec", "n1").stderr
         log = Path(str(described["work_dir"]), "n1", "some.log")
         log.write_text("said before\n")
         log.with_name("disk.img").write_bytes(bytes(1 << 16))
@@ -102,7 +105,7 @@ def test_logs_of_a_host_do_not_need_the_others(tmp_path: Path) -> None:
     (tmp_path / "n1").mkdir()
     (tmp_path / "n1" / "broker.log").touch()
     assert asyncio.run(daemon._logs("n1")) == {"paths": [str(tmp_path / "n1" / "broker.log")]}
-    with pytest.raises(OperatorError, match="not everything could be fetched: n2 is gone"):
+    with pytest.raises(OperatorError, match="cannot fetch all logs: n2 is gone"):
         asyncio.run(daemon._logs("n2"))
 
 
@@ -128,15 +131,15 @@ def test_a_daemon_leaves_alone_what_another_one_holds(tmp_path: Path) -> None:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "1", "--system", "none")
-    mend = "wait for its end, or take another --name"
-    assert up.stderr == f"harness: cluster main is just being brought up or taken down: {mend}\n"
+    mend = "wait until it has ended, or choose another --name"
+    assert up.stderr == f"harness: cluster main is being brought up or taken down: {mend}\n"
     assert up.returncode == 254
     assert (directory / "control.sock").read_text() == "another one's"
 
 
 def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
     described = bare(tmp_path)
-    assert "its harness still runs" in harness(tmp_path, "clean").stdout
+    assert "its harness is still running" in harness(tmp_path, "clean").stdout
     assert cluster(tmp_path, "status").returncode == 0
     os.kill(int(str(described["pid"])), signal.SIGKILL)
     dead = cluster(tmp_path, "status")

@@ -56,7 +56,7 @@ def test_a_cluster_that_cannot_run_the_system_can_inject_nothing_into_it() -> No
     asked = doctor.forms_of(registry.names("nemeses"))
     cells = doctor.diagnose("sim", asked, {}, "toy")
     assert {cell.state for cell in cells} == {doctor.MISSING}
-    assert {cell.reason for cell in cells} == {"cluster sim simulates the broker and can run no other system"}
+    assert {cell.reason for cell in cells} == {"cluster sim simulates the broker and cannot run other systems"}
     assert doctor.WORKS in {cell.state for cell in doctor.diagnose("sim", asked, {})}
 
 

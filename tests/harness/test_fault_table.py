@@ -101,4 +101,4 @@ def test_a_schedule_needs_no_table_and_the_table_is_readable() -> None:
     console = OutputConsole(width=200, record=True)
     console.print(fault_table(rows_for("kill", "toy")))
     text = console.export_text()
-    assert "kill" in text.splitlines()[1] and "cannot be had: the system cannot tell which host leads" in text
+    assert "kill" in text.splitlines()[1] and "not available: the system cannot tell which host leads" in text

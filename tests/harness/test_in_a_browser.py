@@ -245,7 +245,7 @@ def test_the_page_of_started_runs_stays_when_the_server_is_gone(
         client.end()
         page.wait_for_selector("#lost:visible")
         serve(Launcher(store.root), port=client.port)
-        page.wait_for_selector("text=No run was started from here yet")
+        page.wait_for_selector("text=No runs have been started here yet")
         process.kill()
 
 

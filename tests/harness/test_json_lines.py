@@ -137,7 +137,7 @@ def test_what_open_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("invoke", "kind", "said"),
     [
-        ('print("boom", file=sys.stderr); sys.exit(3)', "info", "ended with status 3; it said last: boom"),
+        ('print("boom", file=sys.stderr); sys.exit(3)', "info", "ended with status 3; its last output: boom"),
         ("os.close(1); time.sleep(60)", "info", "closed its standard output"),
         ("os.kill(os.getpid(), 9)", "info", "ended with status -9"),
     ],
@@ -157,15 +157,15 @@ def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
 @pytest.mark.parametrize(
     ("invoke", "said"),
     [
-        ('print("hello there", flush=True)', "answered generate with 'hello there', which is no JSON object"),
-        ('print("[1]", flush=True)', "answered generate with '[1]', which is no JSON object with a type"),
+        ('print("hello there", flush=True)', "answered generate with 'hello there', which is not a JSON object"),
+        ('print("[1]", flush=True)', "answered generate with '[1]', which is not a JSON object with a type"),
         ('say(type="maybe")', "answered generate with type 'maybe': it must be ok, fail or info"),
         ('say(type="ok", value=1, node="n9")', "answered generate with node 'n9': it must be the host that"),
         ('say(type="ok", value=1, node=["n1"])', "answered generate with node ['n1']: it must be the host that"),
-        ('sys.stdout.write("{}\\n{}\\n"); sys.stdout.flush()', "wrote a line that answers nothing: '{}\\n{}'"),
+        ('sys.stdout.write("{}\\n{}\\n"); sys.stdout.flush()', "wrote a line that is not an answer: '{}\\n{}'"),
         ('say(type="ok", value=message["id"], id=message["id"] - 1)', "answered generate with id 2: it must be 3"),
         ('print(json.dumps({"type": "ok"}), flush=True)', "answered generate without an id: it must be 3"),
-        ('sys.stdout.write("x" * 3000000); sys.stdout.flush(); time.sleep(60)', "bytes without the end of a line"),
+        ('sys.stdout.write("x" * 3000000); sys.stdout.flush(); time.sleep(60)', "bytes without a newline"),
         ('say(type="ok")', 'answered generate with ok and no "value"'),
         ('say(type="ok", value=None)', "generate returned None"),
     ],
@@ -200,7 +200,7 @@ def test_a_number_of_another_type_is_a_mistake_of_the_program_which_is_named(
     words = written(tmp_path, f'say(type="ok", value={answer})')
     done = driven(words, f="register", operations=12)
     program = f"(client program {shlex.join(words)!r})"
-    due = "it must be a whole number, as was put in, or None"
+    due = "it must be a whole number, like the values put in, or None"
     assert list(done.unexpected_errors) == [f"ClientMistake: read returned {said}: {due} {program}"]
     assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
     assert done.outcomes["linearizable"].valid == "unknown", "no read was answered"
@@ -406,10 +406,13 @@ def test_a_mistake_of_a_program_makes_the_verdict_unknown_and_is_told_with_its_n
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("print('no')", "answered hello with 'no', which is no JSON object"),
-        ("raise SystemExit('no license')", "ended with status 1; it said last: no license"),
+        ("print('no')", "answered hello with 'no', which is not a JSON object"),
+        ("raise SystemExit('no license')", "ended with status 1; its last output: no license"),
         ('print(\'{"type": "ok", "id": 1}\')', 'must be {"id": 1, "type": "hello", "capabilities": ["read", "write"]}'),
-        ('print(\'{"id": 1, "type": "hello", "capabilities": ["raed"]}\')', "says that it can raed; known: read,"),
+        (
+            'print(\'{"id": 1, "type": "hello", "capabilities": ["raed"]}\')',
+            "has unknown capabilities raed; known: read,",
+        ),
         ("import time; time.sleep(600)", "did not answer hello within 3.0 s"),
     ],
 )
@@ -440,7 +443,7 @@ def test_its_methods_are_what_it_said_it_can(tmp_path: Path) -> None:
 def test_the_command_line_blames_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = shlex.join(written(tmp_path, 'say(type="ok")'))
     for words, said in (
-        (["--system", "broker", "--client", command], "--client: system broker has clients of its own"),
+        (["--system", "broker", "--client", command], "--client: system broker has its own clients"),
         (["--system", "toy", "--client", command, "--workload", "set"], "workload set needs the methods add, members"),
         (["--system", "toy", "--client", "no-such-program"], "--client: 'no-such-program' cannot be run"),
     ):

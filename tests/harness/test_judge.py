@@ -106,16 +106,16 @@ def test_valid_needs_everything() -> None:
         ([*operations(), *fault(inject_proof=UNPROVEN)], Observed(), "not effective: n1->n2 still passes"),
         ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(), "not proven healed"),
         ([*operations(), *fault(heal_proof=None)], Observed(), "not proven healed"),
-        ([*operations(), *fault(inject_proof=None)], Observed(), "there is no proof"),
+        ([*operations(), *fault(inject_proof=None)], Observed(), "no proof recorded"),
         (
             [*operations(), *fault(met={"proven": False, "detail": "n1->n2 carried 40 bytes"})],
             Observed(),
             "not effective: n1->n2 carried 40 bytes",
         ),
-        ([*operations(), *fault(met=UNMET)], Observed(), "met no fault"),
-        ([*operations(), *fault(met=UNMET)], Observed(), "f1: no packet ran into the cut): put more load on it"),
+        ([*operations(), *fault(met=UNMET)], Observed(), "exercised no fault"),
+        ([*operations(), *fault(met=UNMET)], Observed(), "f1: no packet ran into the cut): raise the load (--rate)"),
         (operations(), Observed(), "no fault was injected"),
-        (operations(), Observed(trouble=["the history has lost its end"]), "no fault is in the history"),
+        (operations(), Observed(trouble=["the history has lost its end"]), "the history contains no faults"),
         ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
         ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
         ([*operations(), *fault()], Observed(unexpected_errors={"KeyError: x": 2}), "KeyError: x"),
@@ -141,7 +141,7 @@ def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown
     ]
     results = judge(make_test(), VALID, [*operations(), *reads, *fault()], Observed())
     assert results["valid"] == "unknown"
-    told = "of 1 operations read none succeeded, so nothing was tested of them (1 times: read: ValueError: no JSON"
+    told = "none of 1 read operations succeeded, so read was not tested (1 times: read: ValueError: no JSON"
     assert told in results["reason"]
     assert judge(make_test(), INVALID, [*operations(), *reads, *fault()], Observed())["valid"] is False
 
@@ -162,9 +162,9 @@ def test_final_reads_make_up_for_none_of_the_load() -> None:
     assert judge(make_test(""), VALID, events, Observed())["valid"] is True, "where the load ended is not known"
     results = judge(make_test(""), VALID, events, Observed(final_reads_from=4))
     assert results["valid"] == "unknown"
-    assert results["reason"] == "of 1 operations read under load none succeeded, so nothing was tested of them"
+    assert results["reason"] == "none of 1 read operations under load succeeded, so read was not tested"
     results = judge(make_test(""), VALID, events[:2] + events[4:] + events[2:4], Observed(final_reads_from=4))
-    assert results["reason"] == "of 1 operations read at the end none succeeded, so nothing was tested of them"
+    assert results["reason"] == "none of 1 read operations at the end succeeded, so read was not tested"
 
 
 @pytest.mark.parametrize("workload", [RegisterWorkload(), LogWorkload(), QueueWorkload(), ListAppendWorkload()])
@@ -175,7 +175,7 @@ def test_a_run_in_which_nothing_was_written_tests_nothing(workload: Any) -> None
         "queue": (("dequeue", None), ("enqueue", 1)),
         "list-append": (("txn", [["r", 0, []]]), ("txn", [["append", 0, 1]])),
     }[workload.name]
-    doubt = "no operation that writes succeeded, so that there was nothing to lose, nor to be read"
+    doubt = "no write operation succeeded, so there was nothing to lose or to read"
     events = client_events((0, read[0], "ok", read[1]))
     events += client_events((2, write[0], "fail", write[1])) if workload.name == "list-append" else []
     results = judge(make_test(""), workload, events, Observed())
@@ -201,7 +201,7 @@ def test_a_fault_beside_which_no_operation_was_open_tested_nothing() -> None:
             events[1]["time"] = 2
         results = judge(make_test(), VALID, [*events, *fault()], Observed())
         assert results["valid"] == (True if is_beside else "unknown"), (began, ended)
-        assert ("no operation was under way while a fault lasted" in results["reason"]) is not is_beside
+        assert ("no operation was in progress during any fault" in results["reason"]) is not is_beside
 
 
 def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> None:
@@ -209,7 +209,7 @@ def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> N
         found = FixedWorkload(CheckOutcome(True, "none lost", {"stats": {"unread": unread}}))
         results = judge(make_test(), found, [*operations(), *fault()], Observed())
         assert results["valid"] == valid
-    assert results["reason"] == "linearizable: 2 acknowledged messages nobody could read at the end"
+    assert results["reason"] == "linearizable: 2 acknowledged messages could not be read at the end"
 
 
 def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:
@@ -309,9 +309,9 @@ def test_an_error_is_told_to_its_end_within_reason() -> None:
         (CancelledError("mine"), "the check of workload fixed raised CancelledError: mine (test_judge.py:"),
         (ValueError("no such key"), "the check of workload fixed raised ValueError: no such key (test_judge.py:"),
         (HistoryError("no index"), "the check of workload fixed raised HistoryError: no index (test_judge.py:"),
-        (None, "returned None, which says nothing of the history"),
-        ({}, "returned {}, which says nothing of the history"),
-        ({"linearizable": True}, "returned True, no CheckOutcome"),
+        (None, "returned None, which says nothing about the history"),
+        ({}, "returned {}, which says nothing about the history"),
+        ({"linearizable": True}, "returned True, not a CheckOutcome"),
     ],
 )
 def test_a_check_that_breaks_off_or_says_nothing_is_unknown(answer: Any, word: str) -> None:

@@ -33,7 +33,7 @@ def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
     results = run_dir.read_results()
     assert results["valid"] == "unknown"
     assert "not judged: " in results["checks"]["linearizable"]["reason"]
-    assert "0.00 GB are free; harness analyze judges them where there is more" in results["reason"]
+    assert "0.00 GB are free: run harness analyze on a machine with more" in results["reason"]
     assert results["checks"]["replicas"]["valid"] is True, "what was asked of the replicas needs no history"
     assert results["faults"] and all(fault["proven"] for fault in results["faults"])
     assert "not judged" in run_dir.report_path.read_text()

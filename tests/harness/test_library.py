@@ -139,7 +139,7 @@ def test_it_may_be_started_and_stopped_by_hand_and_cancelled(tmp_path: Path) -> 
     async def main() -> None:
         session = cluster("local", hosts=2, directory=str(tmp_path))
         hosts = await session.start()
-        with pytest.raises(OperatorError, match="was started already"):
+        with pytest.raises(OperatorError, match="is already started"):
             await session.start()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -218,8 +218,12 @@ def test_what_an_object_has_is_not_lost_without_a_word() -> None:
 
     system, client = KV(), Talk()
     system.bug = True  # type: ignore[attr-defined]
-    with pytest.raises(OperatorError, match=r"KV is made anew for a run, without what this object has \(bug\)"):
+    with pytest.raises(
+        OperatorError, match=r"KV is created anew for each run, without this object's attributes \(bug\)"
+    ):
         judged_run(system, client)
     client.node = "n1"
-    with pytest.raises(OperatorError, match=r"Talk is made anew for a run, without what this object has \(node\)"):
+    with pytest.raises(
+        OperatorError, match=r"Talk is created anew for each run, without this object's attributes \(node\)"
+    ):
         judged_run(KV, client)

@@ -17,8 +17,7 @@ def test_it_writes_a_plug_in_under_its_name(
     assert cli.main(["new", "system", "my_store.py"]) == 0
     said = capsys.readouterr().out
     assert said == (
-        "wrote my_store.py, which can be run as it stands: "
-        "harness run my_store.py --nodes 3 --nemesis partition --time-limit 20\n"
+        "wrote my_store.py; run it with: harness run my_store.py --nodes 3 --nemesis partition --time-limit 20\n"
     )
     plugin = load_file("my_store.py")
     assert (plugin.name, plugin.system_class.__name__, plugin.client_class.__name__) == (
@@ -33,7 +32,7 @@ def test_a_file_that_is_there_is_left_alone(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("precious")
     assert cli.main(["new", "system", "mine"]) == 254
-    assert capsys.readouterr().err == "harness: mine.py is already there\n"
+    assert capsys.readouterr().err == "harness: mine.py already exists\n"
     assert Path("mine.py").read_text() == "precious"
 
 
@@ -43,7 +42,7 @@ def test_a_name_that_is_none_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "system", name]) == 254
-    assert f"{name!r} is no name for a module" in capsys.readouterr().err
+    assert f"{name!r} is not a module name" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +71,7 @@ def test_settings_of_a_file_are_in_its_help_and_in_its_list(
     with pytest.raises(SystemExit):
         cli.main(["run", "mine.py", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert said.endswith("settings of mine.py, the default first: --set read=primary|any")
+    assert said.endswith("settings of mine.py, defaults first: --set read=primary|any")
     assert cli.main(["list", "mine.py"]) == 0
     said = capsys.readouterr().out
     assert said.split()[:2] == ["systems", "mine"] and "--set read=primary: (primary, any)" in said

@@ -66,12 +66,12 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ("    async def read(self, key):\n        return key + None\n", "read: TypeError: unsupported operand"),
         (
             "    async def read(self, key):\n        return {1, 2}\n",
-            "read returned {1, 2}, which JSON cannot hold (Object of type set is not JSON serializable) (mine.py:23)",
+            "read returned {1, 2}, which JSON cannot represent (Object of type set is not JSON serializable) (mine.",
         ),
         (
             "    async def read(self, key):\n        await asyncio.sleep(600)\n"
             "    async def write(self, key, value):\n        await self.read(key)\n",
-            "times: timeout, most of them at mine.py:24)",
+            "times: timeout, most of them waiting at mine.py:24)",
         ),
         ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
         (

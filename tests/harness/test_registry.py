@@ -95,7 +95,7 @@ def test_a_plug_in_that_conforms_is_found(install: Install) -> None:
 def test_a_class_in_the_place_of_a_nemesis_is_refused(install: Install) -> None:
     """It has all members that one needs, and its properties and methods know no object."""
     install(GOOD_NEMESIS, "nemeses=quake:Quake")
-    with pytest.raises(OperatorError, match="is the class Quake and not an object of it: name one that the module has"):
+    with pytest.raises(OperatorError, match="is the class Quake, not an instance: name an instance in the module"):
         registry.load("nemeses", "quake")
 
 
@@ -104,18 +104,18 @@ def test_everything_that_is_wrong_with_a_plug_in_is_said_at_once(install: Instal
     with pytest.raises(OperatorError) as caught:
         registry.load("nemeses", "quake")
     said = str(caught.value)
-    assert said.startswith("nemesis 'quake' (plug_in_") and ":QUAKE) is no nemesis: " in said
+    assert said.startswith("nemesis 'quake' (plug_in_") and ":QUAKE) is not a nemesis: " in said
     assert "\n" not in said
-    assert set(said.partition("is no nemesis: ")[2].split("; ")) == {
-        "name is 7 and not of type str",
-        "requires is async and must not be",
-        "plan takes (target, rng, fault_id) where it is given (target, rng, *, fault_id, variant)",
-        "inject is not async",
-        "prove is a str and no method",
+    assert set(said.partition("is not a nemesis: ")[2].split("; ")) == {
+        "name is 7, not of type str",
+        "requires must not be async",
+        "plan takes (target, rng, fault_id) but is called with (target, rng, *, fault_id, variant)",
+        "inject must be async",
+        "prove is a str, not a method",
         "lacks prove_healed",
-        "is_of_all is 'no' and not of type bool (AskedForByName)",
-        "step_timeout_s is 'long' and not of type float (StepTimeout)",
-        "needs takes () where it is given (variant) (UsesAbilities)",
+        "is_of_all is 'no', not of type bool (AskedForByName)",
+        "step_timeout_s is 'long', not of type float (StepTimeout)",
+        "needs takes () but is called with (variant) (UsesAbilities)",
     }
 
 
@@ -148,11 +148,11 @@ def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(
         "workloads=teller:bank",
     )
     found = registry.survey("workloads")
-    assert found["vault"].reason.partition("is no workload: ")[2] == (
-        "final_generator does not take self; check_names is one text and not several: ('money',), with a comma; "
-        "its constructor takes (accounts) where it is given nothing"
+    assert found["vault"].reason.partition("is not a workload: ")[2] == (
+        "final_generator does not take self; check_names is a single string: write a tuple, ('money',), with a comma; "
+        "its constructor takes (accounts) but is called with nothing"
     )
-    assert "is a function and not a class" in found["teller"].reason and "lacks generator" in found["teller"].reason
+    assert "is a function, not a class" in found["teller"].reason and "lacks generator" in found["teller"].reason
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_a_system_must_have_the_whole_of_an_ability(install: Install) -> None:
         """,
         "systems=half:Half",
     )
-    assert registry.survey("systems")["half"].reason.partition("is no system: ")[2].split("; ") == [
-        "operation_missing is a NoneType and no method (Operated)",
-        "stored_files takes () where it is given (settings) (StoresFiles)",
+    assert registry.survey("systems")["half"].reason.partition("is not a system: ")[2].split("; ") == [
+        "operation_missing is a NoneType, not a method (Operated)",
+        "stored_files takes () but is called with (settings) (StoresFiles)",
     ]
 
 

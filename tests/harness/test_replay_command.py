@@ -75,7 +75,7 @@ def test_a_schedule_that_can_be_read_once_is_of_one_run(
     for command in (replay, series):
         monkeypatch.setattr(command, "prepare", lambda arguments: pytest.fail("it was read"))
     assert cli.main([*words, "--cluster", "sim"]) == 254
-    assert "schedule pipe can be read once, and 2 runs read it: keep it in a file" in capsys.readouterr().err
+    assert "schedule pipe can be read only once, but 2 runs read it: save it to a file" in capsys.readouterr().err
 
 
 def test_a_schedule_that_came_by_a_pipe_is_named_where_the_run_keeps_it(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_a_schedule_that_can_be_read_once_is_not_read_again_in_a_user_namespace(
     monkeypatch.setattr("harness.commands.run.reexec", lambda words: pytest.fail("it was read before"))
     parts = SimpleNamespace(test=SimpleNamespace(nemesis_schedule="/dev/stdin", cluster="netns"), system_class=None)
     prepared = cast(Any, SimpleNamespace(parts=parts, in_user_namespace=True))
-    with pytest.raises(OperatorError, match=r"/dev/stdin can be read once, .* keep it in a file"):
+    with pytest.raises(OperatorError, match=r"/dev/stdin can be read only once, .* save it to a file"):
         enter_namespace(prepared, argparse.Namespace(words=[]))

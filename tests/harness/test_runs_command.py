@@ -108,9 +108,9 @@ def test_filters(place: Path, runs: Runs, words: list[str], expected: list[str])
 def test_what_is_not_shown_is_counted(place: Path, runs: Runs) -> None:
     said = runs("--limit", "2", "--nemesis", "partition", cwd=place).stdout
     assert "1 older run not shown: --limit 3 shows all" in said
-    assert "2 runs of other kinds not shown" in said
+    assert "2 non-matching runs not shown" in said
     nothing = runs("--workload", "log", cwd=place).stdout
-    assert nothing.splitlines() == ["no such run", "5 runs of other kinds"]
+    assert nothing.splitlines() == ["no matching runs", "the store has 5 runs"]
 
 
 def test_as_json(place: Path, runs: Runs) -> None:
@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_read_are_named(
     monkeypatch.setattr(module, "read_index", lambda store: RunIndex([], unreadable=["hidden (Permission denied)"]))
     assert cli.main(["runs", "--store", str(place / "store")]) == 0
     said = capsys.readouterr().out
-    assert said == "no such run\n1 folder of the store cannot be read: hidden (Permission denied)\n"
+    assert said == "no matching runs\n1 folder of the store cannot be read: hidden (Permission denied)\n"
     assert cli.main(["runs", "--store", str(place / "store"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unreadable"] == ["hidden (Permission denied)"]
 

@@ -32,7 +32,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cleaned(temp: Path) -> CleanReport:
     told: list[str] = []
     report = clean(state_root=str(temp / "state"), report=told.append)
-    alive = tuple(f"run {run_id}: left alone, its harness still runs (pid " for run_id in report.live)
+    alive = tuple(f"run {run_id}: left alone, its harness is still running (pid " for run_id in report.live)
     assert [line for line in told if not line.startswith(alive)] == [*report.removed, *report.left]
     return report
 

@@ -49,12 +49,12 @@ def test_settings_are_texts_and_may_have_dots(tmp_path: Path) -> None:
         ("nodes = [3, 3]", "a value twice"),
         ("time-limit = [20, 20.0]", "a value twice"),
         ('nodes = [3, "3"]', "a value twice"),
-        ("time_limit = [20]\ntime-limit = [30]", "time_limit and time-limit are one option"),
-        ('set = ["read_mode=log"]', r"set is a table: \[set\]"),
+        ("time_limit = [20]\ntime-limit = [30]", "time_limit and time-limit are the same option"),
+        ('set = ["read_mode=log"]', r"set must be a table: \[set\]"),
         ("[set]\n" + "\n".join(f"s{n} = {list(range(40))}" for n in range(6)), "4,096,000,000 combinations"),
         ("nodes = [[3]]", "words or numbers"),
         ("", "lists no options"),
-        ("seed = [1]", "'seed' is none of"),
+        ("seed = [1]", "'seed' is not one of"),
     ],
 )
 def test_a_wrong_matrix_is_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -120,7 +120,7 @@ def test_an_operators_error_stops_with_the_run_it_was_in(
     assert run(tmp_path, "--test-count", "3") == 254
     assert len(seen) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 run before it kept)"
+    assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 earlier run kept)"
 
 
 def test_systems_that_do_not_start_end_it_after_three(tmp_path: Path, performed: Any) -> None:

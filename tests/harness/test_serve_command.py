@@ -39,7 +39,7 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signal
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        address = re.match(r"(http://127\.0\.0\.1:\d+/)  1 run; only reads; Ctrl-C ends it\n", line)
+        address = re.match(r"(http://127\.0\.0\.1:\d+/)  1 run; read-only; stop it with Ctrl-C\n", line)
         assert address is not None, line
         with urllib.request.urlopen(address[1], timeout=DEADLINE_S) as answer:
             assert run.name in answer.read().decode()
@@ -94,7 +94,7 @@ def test_what_an_operator_can_mend_is_one_line(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=DEADLINE_S)
     assert (
         process.returncode == 254
-        and said == f"harness: --port {port}: it is in use; choose another one, or 0 for any that is free\n"
+        and said == f"harness: --port {port}: already in use: choose another port, or 0 for any free one\n"
     )
 
 

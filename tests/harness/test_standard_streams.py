@@ -19,7 +19,7 @@ from harness.store import RunStatus, Store
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "-m harness run --cluster sim --nodes 3 --time-limit 0.3 --seed 1"
 
-NO_ROOM = "harness: cannot write the store or the output: No space left on device; make room for it"
+NO_ROOM = "harness: cannot write the store or the output: No space left on device; free some space"
 
 
 def shell(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +112,7 @@ def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path, words: str
         text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 254
-    assert done.stderr == "harness: the current directory is gone: change to one that is there\n"
+    assert done.stderr == "harness: the current directory no longer exists: change to one that does\n"
 
 
 def test_a_command_that_gets_no_memory_says_so_in_a_line(

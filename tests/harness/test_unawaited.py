@@ -44,13 +44,13 @@ async def put_all(held, *pairs):
         ("await driver.put(self.held, key, value)", None),
         (
             "driver.put(self.held, key, value)",
-            r"^ClientMistake: write: put\(\) was called and not awaited \({file}:16\)$",
+            r"^ClientMistake: write: put\(\) was called but not awaited \({file}:16\)$",
         ),
-        ("return driver.put(self.held, key, value)", r"^ClientMistake: write: put\(\) was called and not awaited"),
-        ("result = driver.put(self.held, key, value)", r"^ClientMistake: write: put\(\) was called and not awaited"),
+        ("return driver.put(self.held, key, value)", r"^ClientMistake: write: put\(\) was called but not awaited"),
+        ("result = driver.put(self.held, key, value)", r"^ClientMistake: write: put\(\) was called but not awaited"),
         (
             "await driver.put_all(self.held, (key, value))",
-            r"write: put\(\) was called and not awaited \(\w+_driver.py:7\)$",
+            r"write: put\(\) was called but not awaited \(\w+_driver.py:7\)$",
         ),
     ],
 )

@@ -339,7 +339,7 @@ def test_too_many_clients_that_go_on_end_the_load(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(worker, "MAX_LEFT_BEHIND", 5)
     events, workers, client = run_stubborn("invoke", count=100, first=100, threads=2)
     assert [event["type"] for event in events].count("info") == client.made == 6
-    assert list(workers.unexpected_errors) == ["RuntimeError: 6 clients go on though they were cancelled"]
+    assert list(workers.unexpected_errors) == ["RuntimeError: 6 clients are still running after being cancelled"]
 
 
 def test_an_interrupt_is_ctrl_c_where_nothing_else_is_done_about_the_signal() -> None:

@@ -37,7 +37,7 @@
   function lose(why) {
     before = before || verdict.textContent;
     pill("unfinished", "not connected");
-    lost.textContent = why + " What is shown is the last that was heard.";
+    lost.textContent = why + " This is the last known state.";
     lost.hidden = false;
   }
   function findAgain() {
@@ -63,14 +63,14 @@
         stop();
         lose("The server does not have this run.");
       } else if (answer.status === 429) {
-        lose("Too many live views are open at this server. This one goes on once another is closed.");
+        lose("Too many live views are open on this server. This one continues once another is closed.");
       } else if (!answer.ok) {
-        lose("The server refuses the view (" + answer.status + "). It is asked again.");
+        lose("The server refuses the view (" + answer.status + "). Retrying.");
       } else if (before === null) {
-        lose("The connection to the server was lost. The page goes on by itself.");
+        lose("The connection to the server was lost. Reconnecting.");
       }
     }, function () {
-      lose("The connection to the server is lost. The page goes on by itself when the server is back.");
+      lose("The connection to the server is lost. The page continues when the server is back.");
     }).then(function () {
       if (!isOver) setTimeout(follow, RETRY_MS);
     });
@@ -83,13 +83,13 @@
     source.addEventListener("state", function (event) {
       var state = JSON.parse(event.data);
       findAgain();
-      show("time", state.time_s.toFixed(1) + " s" + (state.is_behind ? ", reading on" : ""));
+      show("time", state.time_s.toFixed(1) + " s" + (state.is_behind ? ", catching up" : ""));
       show("rate", state.rate_per_s < 10 ? String(state.rate_per_s) : number(state.rate_per_s));
       ["ok", "fail", "info", "open"].forEach(function (name) { show(name, number(state[name])); });
       show("latency", state.median_ms === null ? "–" : state.median_ms + " ms, " + state.p99_ms + " ms");
       drawRates(state.rates);
       drawFaults(state.faults, state.more_faults);
-      if (state.damage) show("reason", "The history cannot be followed: " + state.damage);
+      if (state.damage) show("reason", "The history cannot be read: " + state.damage);
     });
     source.addEventListener("end", function (event) {
       var end = JSON.parse(event.data);
@@ -103,7 +103,7 @@
   // A stopped server process, or a machine that is gone, does not close the connection.
   setInterval(function () {
     if (isOver || isAsking || Date.now() - heardAt < SILENCE_MS) return;
-    lose("The server says nothing. The page goes on by itself when it does.");
+    lose("The server does not respond. The page continues when it does.");
     ask();
   }, 1000);
   follow();

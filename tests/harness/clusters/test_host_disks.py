@@ -563,9 +563,9 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     # Tests beside this one may leave something for `harness clean` as well: only the lines about this run count.
     assert [line for line in elsewhere.removed + elsewhere.left if RUN in line] == [], "its state cleans a run"
     assert [note for note in elsewhere.notes if f"run {RUN}-lost" in note] == [
-        f"run {RUN}-lost: loop device {devices[0]} is of a dead run: "
-        f"SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean removes it",
-        f"run {RUN}-lost: its control groups ({len(groups)}) are empty and its state is not here: if its harness is "
+        f"run {RUN}-lost: loop device {devices[0]} belongs to a dead run: "
+        f"remove it with SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean",
+        f"run {RUN}-lost: its control groups ({len(groups)}) are empty and it has no state here: if its harness is "
         f"dead, `harness clean --run {RUN}-lost` removes them",
     ]
     (tmp_path / "state" / f"{RUN}-lost.jsonl").unlink()

@@ -310,7 +310,7 @@ def test_choices_of_simulation() -> None:
     assert every == usable_choices(make_test(**classic)) and "promote" not in dict(every)
     more = usable_choices(make_test(nemesis=(NemesisChoice("promote", "failover"), NemesisChoice("all")), **classic))
     assert dict(more) == {**dict(every), "promote": ["failover@leader"]}
-    with pytest.raises(OperatorError, match=r"all has kill already: .* \(name-service, promote\)"):
+    with pytest.raises(OperatorError, match=r"all already includes kill: .* \(name-service, promote\)"):
         usable_choices(make_test(nemesis=(NemesisChoice("all"), NemesisChoice("kill"))))
 
 
@@ -654,7 +654,7 @@ def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
         time_limit_s=1.0, concurrency=1, rate=1.0, seed=1,
     )  # fmt: skip
     (run_dir / "test.json").write_text(json.dumps(test.to_json()))
-    refused = "harness: cluster sim simulates the broker and can run no other system; "
+    refused = "harness: cluster sim simulates the broker and cannot run other systems; "
     for words, instead in (
         (["explore", "--system", "toy", "--budget", "1s"], "harness run --system toy --test-count 10 makes many runs"),
         (["audit", "--system", "toy"], "only a simulated run is reproducible"),

@@ -161,7 +161,7 @@ def test_a_full_disk_is_said_with_where_to_make_room(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(type(pip("nothing==9")), "fetch", full)
-    with pytest.raises(OperatorError, match=f"no space left in {tmp_path} or .*: make room"):
+    with pytest.raises(OperatorError, match=f"no space left in {tmp_path} or .*: free some"):
         fetched(pip("nothing==9"))
 
 

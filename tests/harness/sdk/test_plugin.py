@@ -62,7 +62,7 @@ def test_a_file_that_was_changed_is_read_again(write: Write) -> None:
 
 def test_one_of_several_systems_is_named_after_a_colon(write: Write) -> None:
     path = write(GOOD_SYSTEM + GOOD_SYSTEM.replace("Mine", "Other") + GOOD_CLIENT)
-    with pytest.raises(PluginError, match=r"^mine.py:8: several systems \(Mine, Other\): say which, as .*:Other$"):
+    with pytest.raises(PluginError, match=r"^mine.py:8: several systems \(Mine, Other\): choose one, as in .*:Other$"):
         load_file(path)
     assert load_file(f"{path}:Other").name == "mine:Other"
     with pytest.raises(PluginError, match="has no class Third that is a System"):
@@ -87,40 +87,40 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT, r"^mine.py:5: Mine.command must take \(self, host\)"),
         (GOOD_SYSTEM.replace("def", "async def") + GOOD_CLIENT, "^mine.py:5: Mine.command must not be async$"),
         (GOOD_SYSTEM + "    def ready(self, host):\n        return True\n" + GOOD_CLIENT, "Mine.ready must be async$"),
-        (GOOD_SYSTEM.replace("7000", "70000") + GOOD_CLIENT, "^mine.py:3: port 'client' is 70000 and not a"),
-        (GOOD_SYSTEM.replace('7000}', '7000, "peer": 7000}') + GOOD_CLIENT, "two of the ports are the same"),
-        (GOOD_SYSTEM + "    long_request = 'peer', b'?'\n" + GOOD_CLIENT, "long_request is .'peer', b'.'. and not"),
-        (GOOD_SYSTEM + "    settings = {'size': 3}\n" + GOOD_CLIENT, "setting 'size' is 3 and neither a text"),
-        (GOOD_SYSTEM + "    settings = ['size']\n" + GOOD_CLIENT, r"settings is \['size'\] and not a mapping"),
-        (GOOD_SYSTEM + "    install = ('curl',)\n" + GOOD_CLIENT, "install has 'curl', which is none of pip, apt"),
-        (GOOD_SYSTEM + "    install = None\n" + GOOD_CLIENT, "^mine.py:3: install has None, which is none of"),
-        (GOOD_SYSTEM + "    install = 'curl'\n" + GOOD_CLIENT, "^mine.py:3: install has 'curl', which is none of"),
-        (GOOD_SYSTEM + "    install = pip()\n" + GOOD_CLIENT, r"^mine.py:3: install has pip\(\), which does not say"),
+        (GOOD_SYSTEM.replace("7000", "70000") + GOOD_CLIENT, "^mine.py:3: port 'client' is 70000, not a"),
+        (GOOD_SYSTEM.replace('7000}', '7000, "peer": 7000}') + GOOD_CLIENT, "two of the ports are equal"),
+        (GOOD_SYSTEM + "    long_request = 'peer', b'?'\n" + GOOD_CLIENT, "long_request is .'peer', b'.'., not"),
+        (GOOD_SYSTEM + "    settings = {'size': 3}\n" + GOOD_CLIENT, "setting 'size' is 3, not a string or"),
+        (GOOD_SYSTEM + "    settings = ['size']\n" + GOOD_CLIENT, r"settings is \['size'\], not a mapping"),
+        (GOOD_SYSTEM + "    install = ('curl',)\n" + GOOD_CLIENT, "install has 'curl', which is not pip, apt"),
+        (GOOD_SYSTEM + "    install = None\n" + GOOD_CLIENT, "^mine.py:3: install has None, which is not pip"),
+        (GOOD_SYSTEM + "    install = 'curl'\n" + GOOD_CLIENT, "^mine.py:3: install has 'curl', which is not pip"),
+        (GOOD_SYSTEM + "    install = pip()\n" + GOOD_CLIENT, r"^mine.py:3: install has pip\(\), which does not name"),
         (GOOD_SYSTEM + "    install = (pip(3),)\n" + GOOD_CLIENT, r"^mine.py:3: install has pip\(3\), which does not"),
         (GOOD_SYSTEM + "    install = by_setting('version', {'2': pip('a'), '1': pip('b')})\n"
          "    settings = {'version': ('2',)}\n" + GOOD_CLIENT,
-         "^mine.py:3: install has not one recipe for each value of a setting 'version'$"),
+         "^mine.py:3: install needs exactly one recipe for each value of setting 'version'$"),
         (GOOD_SYSTEM + "    stored = {'wal': '*.wal'}\n" + GOOD_CLIENT,
          "^mine.py:3: stored has 'wal', which bit-flip does not know; known: log, vote, checkpoint$"),
         (GOOD_SYSTEM + "    stored = {'log': '/var/lib/kv/*'}\n" + GOOD_CLIENT,
-         r"^mine.py:3: stored\['log'\] is '/var/lib/kv/\*', which is no pattern below host.data$"),
-        (GOOD_SYSTEM + "    stored = {'log': 'a/../../b'}\n" + GOOD_CLIENT, "'a/../../b', which is no pattern below"),
-        (GOOD_SYSTEM + "    user = 3\n" + GOOD_CLIENT, "^mine.py:3: user is 3 and not the name of one$"),
-        (GOOD_SYSTEM + "    logs = ('a/*.log')\n" + GOOD_CLIENT, r"^mine.py:3: logs is one text .*: \('a/.*',\), "),
-        (GOOD_SYSTEM + "    logs = ['/var/log/x']\n" + GOOD_CLIENT, "^mine.py:3: logs has '/var/log/x', which is no "),
-        (GOOD_SYSTEM + "    logs = ['../x.log']\n" + GOOD_CLIENT, "^mine.py:3: logs has '../x.log', which is no "),
-        (GOOD_SYSTEM + "    logs = (3,)\n" + GOOD_CLIENT, r"^mine.py:3: logs is \(3,\) and not a sequence of texts$"),
-        (GOOD_SYSTEM + "    ready_line = ['x']\n" + GOOD_CLIENT, r"^mine.py:3: ready_line is \['x'\] and not a text"),
-        (GOOD_SYSTEM + "    ready_timeout_s = '3'\n" + GOOD_CLIENT, "^mine.py:3: ready_timeout_s is '3' and not a num"),
-        (GOOD_SYSTEM + "    recovery_timeout_s = -1\n" + GOOD_CLIENT, "^mine.py:3: recovery_timeout_s is -1 and not a"),
+         r"^mine.py:3: stored\['log'\] is '/var/lib/kv/\*', which is not a pattern below host.data$"),
+        (GOOD_SYSTEM + "    stored = {'log': 'a/../../b'}\n" + GOOD_CLIENT, "'a/../../b', which is not a pattern"),
+        (GOOD_SYSTEM + "    user = 3\n" + GOOD_CLIENT, "^mine.py:3: user is 3, not a user name$"),
+        (GOOD_SYSTEM + "    logs = ('a/*.log')\n" + GOOD_CLIENT, r"^mine.py:3: logs is a single .* \('a/.*',\), "),
+        (GOOD_SYSTEM + "    logs = ['/var/log/x']\n" + GOOD_CLIENT, "^mine.py:3: logs has '/var/log/x', which is no"),
+        (GOOD_SYSTEM + "    logs = ['../x.log']\n" + GOOD_CLIENT, "^mine.py:3: logs has '../x.log', which is not a "),
+        (GOOD_SYSTEM + "    logs = (3,)\n" + GOOD_CLIENT, r"^mine.py:3: logs is \(3,\), not a sequence of strings$"),
+        (GOOD_SYSTEM + "    ready_line = ['x']\n" + GOOD_CLIENT, r"^mine.py:3: ready_line is \['x'\], not a text"),
+        (GOOD_SYSTEM + "    ready_timeout_s = '3'\n" + GOOD_CLIENT, "^mine.py:3: ready_timeout_s is '3', not a num"),
+        (GOOD_SYSTEM + "    recovery_timeout_s = -1\n" + GOOD_CLIENT, "^mine.py:3: recovery_timeout_s is -1, not a"),
         (GOOD_SYSTEM + "    cannot = {'clok': 'x'}\n" + GOOD_CLIENT,
-         r"^mine.py:3: cannot has 'clok', which is no nemesis \(did you mean clock\?\)$"),
+         r"^mine.py:3: cannot has 'clok', which is not a nemesis \(did you mean clock\?\)$"),
         (GOOD_SYSTEM + "    cannot = {'kill=terminat': 'x'}\n" + GOOD_CLIENT,
-         r"^mine.py:3: cannot has 'kill=terminat', which is no form of kill \(did you mean terminate\?\)$"),
-        (GOOD_SYSTEM + "    extra_hosts = 'directory'\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts is one text and"),
-        (GOOD_SYSTEM + "    extra_hosts = ('n1',)\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'n1' and no name"),
-        (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a' and no name"),
-        (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
+         r"^mine.py:3: cannot has 'kill=terminat', which is not a form of kill \(did you mean terminate\?\)$"),
+        (GOOD_SYSTEM + "    extra_hosts = 'directory'\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts is a single"),
+        (GOOD_SYSTEM + "    extra_hosts = ('n1',)\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'n1', not a"),
+        (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a', not a"),
+        (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, r"Mine\(\) must not need"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def", "def"), "^mine.py:9: Talk.read must be async$"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def read(self, key)", "read = 3\n    def f(self)"), "read is 3"),
@@ -142,7 +142,7 @@ def test_a_method_with_a_common_name_is_the_clients_own_unless_it_has_the_others
 
 def test_a_file_without_a_client_is_for_runs_that_bring_one(write: Write) -> None:
     plugin = load_file(write(GOOD_SYSTEM))
-    with pytest.raises(PluginError, match=r"^mine.py:3: has no class that is a harness.sdk.Client: write one, or give"):
+    with pytest.raises(PluginError, match=r"^mine.py:3: has no class that is a harness.sdk.Client: write one, or use"):
         require_client(plugin)
     require_client(load_file(write(GOOD_SYSTEM + GOOD_CLIENT)))
 
@@ -158,7 +158,7 @@ def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Writ
         return list(hints_of(load_file(write(GOOD_SYSTEM + more + GOOD_CLIENT)).system_class))
 
     assert hints("    store = {'log': '*'}\n") == [
-        "mine.py:3: Mine.store is nothing that the harness looks at (did you mean stored?)"
+        "mine.py:3: Mine.store is not used by the harness (did you mean stored?)"
     ]
     assert hints("    def file(self, host):\n        return {}\n    def files(self, host):\n        return {}\n") == []
     assert hints("    _store = {}\n    quorum = 2\n    def path_of(self, host):\n        return host.data\n") == []

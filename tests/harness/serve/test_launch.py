@@ -133,11 +133,13 @@ def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(stor
     launch = launcher.start(Form(["--seed=7", "--nemesis=$(id); <b>"]))
     wait_for(lambda: launch.output)
     assert launch.output[0] == f"-m harness run --store={store.root} --seed=7 --nemesis=$(id); <b>"
-    with pytest.raises(OperatorError, match="still at work"):
+    with pytest.raises(OperatorError, match="still running"):
         launcher.start(Form([]))
     said: list[str] = []
     launcher.stop(said.append)
-    assert said == [f"the run that was started here (process {launch.process.pid}) ends first: it is healed and judged"]
+    assert said == [
+        f"waiting for the run that was started here (process {launch.process.pid}) to end: it is healed and judged"
+    ]
     assert launch.status == 2
     wait_for(lambda: "healed" in launch.output)
     again = launcher.start(Form([]))
@@ -166,7 +168,7 @@ def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatc
     launch.process.send_signal(19)  # SIGSTOP: it cannot end before it goes on
     said: list[str] = []
     launcher.stop(said.append)
-    assert said[-1] == f"the run that was started here (process {launch.process.pid}) is still at work"
+    assert said[-1] == f"the run that was started here (process {launch.process.pid}) is still running"
     launch.process.kill()
     launch.process.wait(DEADLINE_S)
 
@@ -221,7 +223,7 @@ def test_sigterm_while_a_run_is_waited_for_names_it(store: Store, sleeper: str) 
         launcher.stop(say)
     assert (
         said[-1]
-        == f"the run that was started here (process {launch.process.pid}) is still at work, and was told to end"
+        == f"the run that was started here (process {launch.process.pid}) is still running, and was asked to end"
     )
     launch.process.send_signal(signal.SIGCONT)
     assert launch.process.wait(DEADLINE_S) == 2
@@ -238,7 +240,7 @@ def test_a_run_that_was_killed_is_told_with_what_cleans_up(
     launch.process.kill()
     launch.process.wait(DEADLINE_S)
     page = client.page("/started")
-    assert "killed by signal 9" in page and "<code>harness clean</code> removes what it left" in page
+    assert "killed by signal 9" in page and "remove what it left with <code>harness clean</code>" in page
 
 
 def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -269,7 +271,7 @@ def test_a_form_of_the_page_starts_a_run(store: Store, serve: Callable[..., Clie
     assert (status, headers["location"]) == (303, "/started")
     assert "--nemesis=kill" in client.page("/started")
     status, _, text = send()
-    assert status == 422 and "still at work" in text
+    assert status == 422 and "still running" in text
     wait_for(lambda: launcher.launches[0].output)  # while an interpreter starts, an interrupt may be lost
     launcher.stop([].append)
     assert len(launcher.launches) == 1

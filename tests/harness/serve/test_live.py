@@ -248,7 +248,7 @@ def test_a_run_that_is_removed_ends_its_stream_and_nobody_knows_what_came_of_it(
     run.path.rename(store.root / "elsewhere")
     while (event := stream.next())[0] == "state":
         pass
-    assert event == ("end", {"verdict": "unknown", "reason": "the run is not in the store any more"})
+    assert event == ("end", {"verdict": "unknown", "reason": "the run is no longer in the store"})
     stream.close()
     run.release()
 

@@ -66,16 +66,16 @@ def test_no_page_waits_for_what_is_no_file(
     make_odd(store.root / ".runs.json")
     client = serve()
     page = client.page("/")
-    assert whole.name in page and "results.json is no file: it cannot be one of ours" in page
+    assert whole.name in page and "results.json is not a regular file, so splitbrain did not write it" in page
     page = client.page(f"/runs/{odd.name}")
-    assert '<span class="pill unknown">unknown</span>' in page and "results.json is no file" in page
+    assert '<span class="pill unknown">unknown</span>' in page and "results.json is not a regular file" in page
     for name in NAMES:
         for way in ("files", "download"):
             assert client.ask(f"/runs/{odd.name}/{way}/{name}")[0] == 404
     page = client.page(f"/compare?first={whole.name}&second={odd.name}")
-    assert f"the history of {odd.name} cannot be read (it is no file)" in page
+    assert f"the history of {odd.name} cannot be read (it is not a regular file)" in page
     page = client.ask(f"/runs/{odd.name}/events")[2]
-    assert '"damage": "it is no file"' in page and "event: end" in page
+    assert '"damage": "it is not a regular file"' in page and "event: end" in page
 
 
 def test_a_mark_that_is_no_file_is_none_of_a_run_at_work(store: Store, make_odd: Callable[[Path], None]) -> None:
@@ -91,13 +91,16 @@ def test_what_came_of_a_run_whose_results_are_no_file_is_unknown(
     run = make_run(store)
     make_odd(run.results_path)
     (one,) = read_index(store).runs
-    assert (one.verdict, one.reason) == ("unknown", f"{run.results_path} is no file: it cannot be one of ours")
+    assert (one.verdict, one.reason) == (
+        "unknown",
+        f"{run.results_path} is not a regular file, so splitbrain did not write it",
+    )
     assert read_summary(store, run.name) == one
 
 
 def test_nothing_but_a_file_is_opened(tmp_path: Path, make_odd: Callable[[Path], None]) -> None:
     make_odd(tmp_path / "odd")
-    with pytest.raises(NoFile, match="it is no file"):
+    with pytest.raises(NoFile, match="it is not a regular file"):
         open_beneath(tmp_path, ["odd"])
     with pytest.raises(NotThere) as caught:
         open_beneath(tmp_path, ["odd", "inner"])

@@ -83,11 +83,11 @@ def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[.
 def test_a_store_that_is_removed_is_said_to_be_gone(store: Store, serve: Callable[..., Client]) -> None:
     make_run(store)
     client, launching = serve(), serve(Launcher(store.root))
-    assert "not there any more" not in client.page("/")
+    assert "no longer exists" not in client.page("/")
     store.root.rename(store.root.with_name("moved"))
     time.sleep(app.FRESH_S)
-    assert f"The store {store.root} is not there any more." in client.page("/")
-    assert "No run yet." in launching.page("/")
+    assert f"The store {store.root} no longer exists." in client.page("/")
+    assert "No runs yet." in launching.page("/")
 
 
 def test_folders_that_cannot_be_read_are_named(
@@ -97,12 +97,12 @@ def test_folders_that_cannot_be_read_are_named(
     monkeypatch.setattr(app, "read_index", lambda *_, **__: index)
     page = serve().page("/")
     assert "1 folder of the store cannot be read: &lt;b&gt; (Permission denied)." in page
-    assert "No readable run." in page and "No run yet." not in page
+    assert "No readable runs." in page and "No runs yet." not in page
 
 
 def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
     store.root.mkdir()
-    assert "No run yet" in serve().page("/")
+    assert "No runs yet" in serve().page("/")
 
 
 def test_a_run_with_its_files(store: Store, serve: Callable[..., Client]) -> None:
@@ -296,7 +296,7 @@ def test_what_is_too_large_for_a_page_is_told(
     assert "too large" not in client.page(f"/runs/{run.name}")
     monkeypatch.setattr(app, "MAX_SHOWN_BYTES", 100)
     monkeypatch.setattr(files, "MAX_READ_JSON_BYTES", 100)
-    said = "\n[cut: 100 of 200 bytes; the download has them all]\n"
+    said = "\n[cut: 100 of 200 bytes; the download has all of them]\n"
     assert client.page(f"/runs/{run.name}/files/harness.log") == "a" * 100 + said
     assert client.page(f"/runs/{run.name}/download/harness.log") == "a" * 100 + "b" * 100
     assert client.page(f"/runs/{run.name}/files/report.html") == run.report_path.read_text()

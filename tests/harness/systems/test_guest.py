@@ -196,8 +196,8 @@ def test_a_program_that_went_into_the_background_is_how_it_was_started_not_what_
                 await asyncio.sleep(0.01)
             outcome = await system.recover(timeout_s=0.0)
             assert outcome.valid == ("unknown" if still_serves else False) and outcome.details == {"missing": ["n1"]}
-            assert ("the host serves from the background" in outcome.reason) == still_serves, outcome
-            assert ("(if it goes into the background" in outcome.reason) != still_serves, outcome
+            assert ("but a daemon of it serves on the host" in outcome.reason) == still_serves, outcome
+            assert ("(if it daemonises" in outcome.reason) != still_serves, outcome
 
     asyncio.run(main())
 
@@ -322,7 +322,7 @@ def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
             await system.process("n1").kill()
             await system.restart("n1")
             outcome = await system.recover(timeout_s=0.5)
-            assert outcome.valid is False and "n1 runs and is not ready" in outcome.reason
+            assert outcome.valid is False and "n1 runs but is not ready" in outcome.reason
             (Path(system._hosts["n1"].data) / "served").unlink()
             await system.process("n1").kill()
             await system.restart("n1")
@@ -373,7 +373,7 @@ def test_where_a_program_has_said_more_than_is_quoted_its_logs_are_named(
     """The last line of what javac, Node.js or Go say is none that helps."""
     more = f"ready_timeout_s = 1.0\ndef programs(self, host):\n    return {{'kv': ['sh', '-c', '{lines}; {end}']}}"
     said = blamed(write(more), run_state, tmp_path)
-    assert said.endswith(": no disk" + f" (all of it: {tmp_path / 'nodes' / 'n1'})" * has_more), said
+    assert said.endswith(": no disk" + f" (full log: {tmp_path / 'nodes' / 'n1'})" * has_more), said
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "asyncio.CancelledError", "BaseException"])
@@ -409,7 +409,7 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
             system._system.silent = ("n1", "n2")
             assert await system.leaders() == [] and await system.status("n1", timeout_s=1.0) is None
             outcome = await system.recover(timeout_s=0.0)
-            assert outcome.valid is False and outcome.reason.endswith("n2 runs and does not answer; nobody leads")
+            assert outcome.valid is False and outcome.reason.endswith("n2 runs but does not answer; there is no leader")
 
     asyncio.run(main())
 
@@ -485,7 +485,7 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
             system._system.hanging = hanging
             outcome = await system.recover(timeout_s=0.0)
             assert outcome.valid == "unknown" and outcome.details[CLIENTS_DECIDE], outcome
-            wanted = r"n1 runs and does not answer: mine.py:\d+: status\(n1\) took more than 0.2 s; "
+            wanted = r"n1 runs but does not answer: mine.py:\d+: status\(n1\) took more than 0.2 s; "
             assert re.search(wanted, outcome.reason), outcome
             where = int(re.findall(r"mine.py:(\d+)", outcome.reason)[0])
             assert "Event().wait()" in Path(name).read_text().splitlines()[where - 1]
@@ -558,7 +558,7 @@ def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("return {1, 2}", r"^mine.py:\d+: state\(n1\) returned {1, 2}, which JSON cannot hold"),
+        ("return {1, 2}", r"^mine.py:\d+: state\(n1\) returned {1, 2}, which JSON cannot represent"),
         ("return None + 1", r"^mine.py:\d+: state\(n1\) raised TypeError"),
     ],
 )
@@ -577,14 +577,20 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("def programs(self, host):\n    return [1]", r"^mine.py:\d+: programs\(n1\) returned \[1\] and no mapping"),
-        ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9' and no list"),
-        ("def programs(self, host):\n    return {'kv': ['sleep', 9]}", r"\(n1\) has 9 among its words, and no text$"),
+        ("def programs(self, host):\n    return [1]", r"^mine.py:\d+: programs\(n1\) returned \[1\], not a mapping"),
+        ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9', not a list"),
+        ("def programs(self, host):\n    return {'kv': ['sleep', 9]}", r"\(n1\) has 9 among its words, not a string$"),
         ("def programs(self, host):\n    return {'kv': []}", r"programs\(n1\) returned no words$"),
         ("def programs(self, host):\n    return {}", r"^mine.py:\d+: programs\(n1\) returned no program: every rep"),
-        ("def programs(self, host):\n    return {3: ['sleep', '9']}", r"programs\(n1\) names a program 3, and its log"),
-        ("def programs(self, host):\n    return {'../kv': ['sleep', '9']}", r"\(n1\) names a program '../kv', and its"),
-        ("def programs(self, host):\n    return {'': ['sleep', '9']}", r"\(n1\) names a program '', and its log can"),
+        (
+            "def programs(self, host):\n    return {3: ['sleep', '9']}",
+            r"programs\(n1\) has an invalid program name 3: use",
+        ),
+        (
+            "def programs(self, host):\n    return {'../kv': ['sleep', '9']}",
+            r"\(n1\) has an invalid program name '../kv'",
+        ),
+        ("def programs(self, host):\n    return {'': ['sleep', '9']}", r"\(n1\) has an invalid program name ''"),
         ("def programs(self, host):\n    return 1 / 0", r"^mine.py:\d+: programs\(n1\) raised ZeroDivisionError: div"),
         (
             "def programs(self, host):\n    return {'kv': [host.listen('cleint')]}",
@@ -618,10 +624,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             "ready_timeout_s = 0.2\ndef programs(self, host):\n    return {'kv': ['sleep', '600']}",
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
         ),
-        ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
+        ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3}, not a mapping"),
         (
             "def files(self, host):\n    return {'x': '\\ud800'}",
-            r"^mine.py:\d+: files\(n1\) has half a character under 'x'",
+            r"^mine.py:\d+: files\(n1\) has a lone surrogate under 'x'",
         ),
         ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
         ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
@@ -635,31 +641,31 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             "ready_timeout_s = 5.0\nasync def start_together(self):\n    raise OSError('no')",
             r"^mine.py:\d+: start_together raised OSError: no$",
         ),
-        ("async def status(self, host):\n    return True", r"^mine.py:\d+: status\(n1\) returned True and neither"),
+        ("async def status(self, host):\n    return True", r"^mine.py:\d+: status\(n1\) returned True, neither"),
         (
             "async def status(self, host):\n    return Status(leads='yes')",
-            r"^mine.py:\d+: status\(n1\) returned a Status whose leads is 'yes' and neither True nor False$",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose leads is 'yes', not True or False$",
         ),
         (
             "async def status(self, host):\n    return Status(leads=True, term='3')",
-            r"^mine.py:\d+: status\(n1\) returned a Status whose term is '3' and no whole number$",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose term is '3', not an integer$",
         ),
         ("async def status(self, host):\n    return self.nothing", r"^mine.py:\d+: status\(n1\) raised AttributeError"),
         (
             "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
-            r"^mine.py:\d+: nobody leads 5 s after the start: mine.py:\d+: status\(n1\) raised KeyError: 'rolle'$",
+            r"mine.py:\d+: there is no leader 5 s after the start: mine.py:\d+: status\(n1\) raised KeyError: 'rolle'$",
         ),
         (
             "async def setup(self, host):\n    host.run('mkdir', host.path('wal'))",
-            r"^mine.py:\d+: setup\(n1\): Host.run\(\) was called and not awaited \(mine.py:\d+\)$",
+            r"^mine.py:\d+: setup\(n1\): Host.run\(\) was called but not awaited \(mine.py:\d+\)$",
         ),
         (
             "async def start_together(self):\n    self.hosts[0].put('group', 'n1')",
-            r"^mine.py:\d+: start_together\(\): Host.put\(\) was called and not awaited \(mine.py:\d+\)$",
+            r"^mine.py:\d+: start_together\(\): Host.put\(\) was called but not awaited \(mine.py:\d+\)$",
         ),
         (
             "async def ready(self, host):\n    return host.listens()",
-            r"^mine.py:\d+: ready\(n1\) returned a coroutine: await what it asks$",
+            r"^mine.py:\d+: ready\(n1\) returned a coroutine: await it$",
         ),
         ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],

@@ -153,7 +153,9 @@ def test_where_the_user_cannot_get_to_the_data_root_becomes_nobody(closed_direct
 @needs_root
 def test_a_user_that_is_not_there_is_named(open_directory: Path) -> None:
     async def scenario(cluster: LocalCluster) -> None:
-        with pytest.raises(OperatorError, match=r"^there is no user nosuchuser on n1: make one there \(useradd nosuch"):
+        with pytest.raises(
+            OperatorError, match=r"^there is no user nosuchuser on n1: create it there \(useradd nosuch"
+        ):
             await words_for_user(host_of(cluster), "nosuchuser", [])
 
     on_a_host(open_directory, scenario)

@@ -251,7 +251,7 @@ class SilentKeys(ToyClient):
 def test_keys_that_cannot_be_read_at_the_end_leave_it_open(name: str) -> None:
     done = run(made(name), Store(), client=SilentKeys)
     assert done.outcomes["isolation"].valid == "unknown"
-    said = "but 8 written keys (0, 1, 2, 3, 4, ...) could not be read when all was over"
+    said = "but 8 written keys (0, 1, 2, 3, 4, ...) could not be read at the end of the run"
     assert said in reasons(done)["isolation"]
     steps = [["r", key, None] for key in range(8)]
     assert sum(e["type"] == "fail" and e["value"] == steps for e in done.events) == MAX_FINAL_ATTEMPTS
@@ -581,7 +581,7 @@ def test_a_log_that_is_not_read_to_its_end_when_all_is_over_is_unknown(
     workload.final_generator = at_the_end  # type: ignore[method-assign]
     found = run(workload, store, operations=600, seed=2, client=Refusing).outcomes["log"]
     assert found.valid == "unknown", found
-    assert f"{'queue' if name == 'topic' else 'key'} 0 could not be read to its end" in found.reason
+    assert f"{'queue' if name == 'topic' else 'key'} 0 could not be read completely" in found.reason
 
 
 def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> None:
@@ -669,7 +669,7 @@ def test_what_json_cannot_hold_is_a_mistake_of_the_client(answered: Any, said: s
 
     done = run(made("register"), Store(), client=Odd, operations=40)
     assert not done.valid
-    assert any(f"read returned {said}, which JSON cannot hold" in text for text in done.unexpected_errors)
+    assert any(f"read returned {said}, which JSON cannot represent" in text for text in done.unexpected_errors)
 
 
 @pytest.mark.parametrize("answered", [1.5, 10**300, -(1 << 64), None, "x"])
@@ -919,7 +919,7 @@ async def wrong_call() -> None:
         (wrong_code, "open: TypeError: object of type 'NoneType' has no len()"),
         (wrong_answer, "open: program 'client' answered open with type 'ready'"),
         (wrong_end, "open: SystemExit: 1"),
-        (wrong_call, "open: sleep() was called and not awaited"),
+        (wrong_call, "open: sleep() was called but not awaited"),
     ],
 )
 def test_a_mistake_that_keeps_some_clients_from_opening_is_told_though_others_can(
@@ -949,7 +949,7 @@ def test_a_topic_with_more_partitions_than_are_read_is_told_and_with_as_many_is_
 def test_an_acknowledgement_that_makes_no_sense_is_told() -> None:
     class Mistaken(AcknowledgingClient):
         async def ack(self, value: Any) -> None:
-            raise ClientMistake("program 'client' answered ack with id 7: it must be 8, as it was asked")
+            raise ClientMistake("program 'client' answered ack with id 7: it must be 8, as in the request")
 
     done = run(made("queue"), Store(), client=Mistaken, operations=40)
     assert any("answered ack with id 7" in text for text in done.unexpected_errors)

@@ -107,7 +107,7 @@ def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: A
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         target.operator.cannot = {"n1"}
-        target.operator.refusals = ["nobody leads at present, of those that answer"]
+        target.operator.refusals = ["none of the brokers that answer is the leader"]
         injection = await plan_fault(TRANSFER, target, "to@followers")
         assert sorted(injection.value["candidates"]) == ["n1", "n3"] and injection.value["term"] == 3
         assert "hosts" not in injection.value  # nobody is hurt, so nobody else's proof may look away
