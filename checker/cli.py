@@ -139,7 +139,7 @@ def _not_an_option(field: str, value: Any, default: Any) -> str | None:
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, tuple):
         is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        return None if is_list else 'a list of names, as ["read"]'
+        return None if is_list else 'a list of names such as ["read"]'
     return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
 
 
@@ -216,27 +216,51 @@ class _BadArguments(Exception):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="harness check", description="Check recorded histories.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="history files")
+    parser = _Parser(
+        prog="harness check", description="Check recorded histories: valid, invalid or unknown for each file."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="history file to check")
     parser.add_argument(
         "--model",
         required=True,
         metavar="M",
-        help="NAME or NAME:FIELD=JSON,... (cas-register:initial=0, list-append:level=serializable); sequential:NAME "
-        "for sequential consistency; known: " + ", ".join([*MODELS, *PROPERTIES]),
+        help="what to check for: NAME or NAME:FIELD=JSON,... (such as cas-register:initial=0 or "
+        "list-append:level=serializable); sequential:NAME checks a model for sequential consistency; known names: "
+        + ", ".join([*MODELS, *PROPERTIES]),
     )
-    parser.add_argument("--format", choices=FORMATS, default="auto", metavar="F", help="one of " + ", ".join(FORMATS))
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds per file; past them the verdict is unknown")
-    parser.add_argument("--memory", type=float, metavar="MB", help="MiB per process; past them the verdict is unknown")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="auto",
+        metavar="F",
+        help="format of the files: " + ", ".join(FORMATS) + " (default: auto)",
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of processes to use (default: 1)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="time limit per file, in seconds; if it is exceeded, the verdict is unknown (default: none)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=float,
+        metavar="MB",
+        help="memory limit per process, in MiB; if it is exceeded, the verdict is unknown (default: half of the "
+        "free memory)",
+    )
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help="leave out what cannot be read or does not fit, and say how much that was, instead of refusing the file",
+        help="leave out and count events that cannot be read or do not fit, instead of rejecting the file",
     )
-    parser.add_argument("--first", action="store_true", help="end at the first key that is invalid")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per file and nothing else")
-    parser.add_argument("--html", metavar="PATH", help="write a page that shows the first invalid file's witness")
+    parser.add_argument("--first", action="store_true", help="stop at the first invalid key")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per file, and nothing else, to stdout"
+    )
+    parser.add_argument(
+        "--html", metavar="PATH", help="write an HTML page that shows the witness of the first invalid file"
+    )
     return parser
 
 
@@ -377,7 +401,7 @@ def _named_check(name: str) -> Model | Check:
         if word in MODELS:
             raise
         known = [*MODELS, *PROPERTIES] if model == name else [*MODELS]  # parse_model knows only the models
-        problem = f"{name}: {word} is no model" if word in PROPERTIES else f"no model {word!r}"
+        problem = f"{name}: {word} is not a model" if word in PROPERTIES else f"no model {word!r}"
         raise ModelError(f"{problem}{nearest(word, known) or '; known: ' + ', '.join(known)}") from None
 
 
@@ -391,7 +415,8 @@ def _run(jobs: list[_Job], processes: int) -> list[_Outcome]:
 _OUT_OF_MEMORY = _Outcome(
     result=Result(
         verdict=Verdict.UNKNOWN,
-        reason="undecided: this process was given no more memory (ulimit -v bounds it, or the machine has none)",
+        reason="undecided: this process could not allocate more memory (ulimit -v limits it, or the machine has none "
+        "left)",
     )
 )
 _KILLED = _Outcome(
@@ -404,7 +429,7 @@ def _check_file(job: _Job) -> _Outcome:
     try:
         return _Outcome(result=_read_and_check(job))
     except FormatError as error:
-        mend = "; --lenient leaves it out" if error.can_be_left_out and not job.lenient else ""
+        mend = "; use --lenient to check the rest" if error.can_be_left_out and not job.lenient else ""
         return _Outcome(error=f"{error}{mend}")
     except (ModelError, HistoryError) as error:
         return _Outcome(error=f"{job.path}: {error}")
@@ -418,7 +443,7 @@ def _check_file(job: _Job) -> _Outcome:
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {short(str(error), 200)}"
-        return _Outcome(error=f"{job.path}: values that {job.model} cannot be used with ({what})")
+        return _Outcome(error=f"{job.path}: {job.model} cannot be used with these values ({what})")
 
 
 def _check_in_a_worker(job: _Job) -> _Outcome:
@@ -437,11 +462,11 @@ def _read_and_check(job: _Job) -> Result:
         else:
             history = read(job.path, job.format, lenient=job.lenient, budget=budget)
     except MemoryLimitError as error:
-        mend = "" if job.memory_mb else "; without --memory MB the limit is half of what is free"
+        mend = "" if job.memory_mb else "; without --memory, the limit is half of the free memory"
         return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {error}{mend}")
     if not len(history):
-        events = f": its {history.nemesis_events} events are the nemesis's" if history.nemesis_events else ""
-        raise FormatError(job.path, None, f"no operation of a client{events}")
+        events = f": all of its {history.nemesis_events} events are from the nemesis" if history.nemesis_events else ""
+        raise FormatError(job.path, None, f"no client operations{events}")
     _require_functions(job, history)
     memory_mb = job.memory_mb
     if memory_mb is not None:
@@ -471,7 +496,7 @@ def _require_functions(job: _Job, history: History) -> None:
     unknown = {f: count for f, count in counts.items() if f not in functions}
     if not unknown:
         return
-    knows = f"checker {name} knows {', '.join(sorted(functions))}; the history has "
+    knows = f"checker {name} accepts {', '.join(sorted(functions))}; the history has "
     first = f": first {named_row(history, next(row for row, f in enumerate(history.f) if f in unknown))}"
     if len(unknown) == len(counts):
         raise ModelError(knows + ", ".join(map(short, unknown)) + first)
@@ -504,5 +529,5 @@ def _in_words(job: _Job, result: Result) -> str:
         lines.append(f"  {read}, {stats['events_left_out']} events left out, {stats['events_missing']} missing")
     lines += [f"  note: {problem}" for problem in stats.get("problems", ())]
     if stats.get("nemesis_events"):
-        lines.append(f"  note: {stats['nemesis_events']} events are the nemesis's")
+        lines.append(f"  note: nemesis events: {stats['nemesis_events']}")
     return "\n".join(lines)

@@ -55,7 +55,7 @@ class _Missing:
         for row, text in self._others:
             tally.add("missing", (row,), text)
         if self._others:
-            return f"{self._others[0][1]}, and nobody found the queue{of_queue} empty afterwards"
+            return f"{self._others[0][1]}, and no receive found the queue{of_queue} empty afterwards"
         if self._looked_for and not is_certain:
             return f"{self._looked_for[0][1]}, and receives{of_queue} of unknown outcome may have taken it"
         return None
@@ -273,13 +273,18 @@ def check_consumer_progress(events: Events) -> Result:
             if history.f[row] == "fetch":
                 tally.counts["fetches"] += 1
                 if reached is not None and offset < reached:
-                    text = f"{named_row(history, row)} fell back to {offset} from {reached} of {named_row(history, by)}"
+                    text = (
+                        f"{named_row(history, row)} went back to offset {offset}, after {reached} in "
+                        f"{named_row(history, by)}"
+                    )
                     tally.add("regression", (by, row), text)
                 continue
             tally.counts["commits"] += 1
             before = own.get(history.process[row])
             if before is not None and _offset(history, before) > offset:
-                tally.add("backward", (before, row), f"{named_row(history, row)} committed less than before")
+                tally.add(
+                    "backward", (before, row), f"{named_row(history, row)} committed a smaller offset than before"
+                )
             own[history.process[row]] = row
     return tally.result(
         fine=f"{tally.counts['commits']} commits and {tally.counts['fetches']} fetches, none backwards",

@@ -403,7 +403,10 @@ def _sentence(history: History, model: Model, part: _Part, culprit: int, others:
     for row in others:
         (first if row not in part.crashed and history.returned[row] < start else during).append(row)
     pieces = []
-    for rows, words in ((first, "returned before it was invoked"), (during, "ran, or may have run, beside it")):
+    for rows, words in (
+        (first, "returned before it was invoked"),
+        (during, "ran, or may have run, concurrently with it"),
+    ):
         if rows:
             listed = "; ".join(named(operation, model) for operation in history.operations(rows[:6]))
             more = f"; and {len(rows) - 6} more" if len(rows) > 6 else ""

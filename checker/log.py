@@ -135,7 +135,7 @@ def check_log(
         return Result(verdict=Verdict.VALID, stats=stats, reason=reason)
     keys = list(map(short, counted.unlooked_keys))
     where = f" (of key {', '.join(keys[:MAX_EXAMPLES])}{', ...' if len(keys) > MAX_EXAMPLES else ''})" if keys else ""
-    reason += f", {totals['unlooked']} of them not looked for since they were acknowledged{where}"
+    reason += f", {totals['unlooked']} of them not covered by any read since they were acknowledged{where}"
     return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
 
 
@@ -297,8 +297,8 @@ class _Queue:
                 "divergent",
                 (self._holder[offset], row),
                 lambda: (
-                    f"offset {offset} holds {short(known)} by {self._named(self._holder[offset])}, "
-                    f"but {short(value)} by {self._named(row)}"
+                    f"offset {offset} holds {short(known)} according to {self._named(self._holder[offset])}, "
+                    f"but {short(value)} according to {self._named(row)}"
                 ),
                 offset=offset,
                 values=[known, value],
@@ -313,8 +313,8 @@ class _Queue:
                 "duplicated",
                 (holder, row),
                 lambda: (
-                    f"{short(value)} is at offset {other} by {self._named(holder)} and at offset "
-                    f"{offset} by {self._named(row)}"
+                    f"{short(value)} is at offset {other} according to {self._named(holder)} and at offset "
+                    f"{offset} according to {self._named(row)}"
                 ),
                 value=value,
                 offsets=[other, offset],
@@ -332,7 +332,7 @@ class _Queue:
         self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
     def _say_before_first(self, row: int) -> None:
-        self._say("phantom", (row,), lambda: f"{self._named(row)} tells of a place before the first")
+        self._say("phantom", (row,), lambda: f"{self._named(row)} reports an offset or a tail below zero")
 
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
@@ -481,8 +481,8 @@ class _Queue:
             "lost",
             (row, shower),
             lambda: (
-                f"{short(value)} was acknowledged {where} to {self._named(row)}, but is absent "
-                f"for {self._named(shower)}"
+                f"{short(value)} was acknowledged {where} to {self._named(row)}, but is missing "
+                f"from {self._named(shower)}"
             ),
             value=value,
             offset=offset,

@@ -25,7 +25,7 @@ def _some_without_key(history: History) -> Iterator[str]:
     count = history.key.count(None) if history.keyed else 0
     if count:
         which = f"{count} of {len(history)} operations have no 'key'"
-        yield f"{which}: where keys are judged apart, they are of one key more"
+        yield f"{which}: where keys are checked separately, these count as one more key"
 
 
 def _times_that_are_none(history: History) -> Iterator[str]:
@@ -33,7 +33,7 @@ def _times_that_are_none(history: History) -> Iterator[str]:
         return
     odd = [time for time in chain(history.invoked_ns, history.returned_ns) if type(time) not in _TIMES]
     one = f"(one is {short(odd[0])})"
-    yield f"{len(odd)} events have a 'time' that is no number of nanoseconds {one}: it was passed over"
+    yield f"{len(odd)} events have a 'time' that is not a number of nanoseconds {one}: it was ignored"
 
 
 def _going_on_after_info(history: History) -> Iterator[str]:
@@ -53,4 +53,4 @@ def _going_on_after_info(history: History) -> Iterator[str]:
     if gone_on:
         first = next(iter(gone_on))
         which = f"process {short(first)}" + (f" (and {len(gone_on) - 1} more)" if len(gone_on) > 1 else "")
-        yield f"{which} goes on after an operation that ended info: as if two processes had one number"
+        yield f"{which} goes on after an operation that ended info: two processes may share one number"

@@ -115,7 +115,9 @@ def _judge_taken(
             take, put = (named_row(history, row) for row in early)
             tally.add("duplicated", early, f"{short(value)} came out once more by {take}, before {put}")
         elif any(history.status[row] == INFO for row in tried) and value not in acked:
-            tally.add("recovered", (tried[0], takes[0]), f"{short(value)} came out though its put had no answer")
+            tally.add(
+                "recovered", (tried[0], takes[0]), f"{short(value)} came out although its put was never acknowledged"
+            )
 
 
 def _before_it_was_put_in(history: History, takes: Sequence[int], tried: Sequence[int]) -> tuple[int, int] | None:
@@ -154,7 +156,7 @@ def _judge_missing(
         if not taken and last_empty < 0:
             return f"nothing{of_queue} was ever dequeued, so nothing can be said about loss"
         what, which = ("1 value", "it was") if unlooked == 1 else (f"{unlooked} values", "they were")
-        return f"{what}{of_queue} never came out, and nobody found the queue empty after {which} acknowledged"
+        return f"{what}{of_queue} never came out, and no take found the queue empty after {which} acknowledged"
     if missing:
         what, which = ("1 value", "it") if missing == 1 else (f"{missing} values", "them")
         return f"{what}{of_queue} never came out, and takes of unknown outcome may have taken {which}"

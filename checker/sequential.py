@@ -122,7 +122,9 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
     stuck = [lane[place][0] for place, lane in zip(best, program.lanes, strict=True) if place < len(lane)]
     tally = Tally(model.name, history, wrong=("not-sequential",), spans_keys=True)
     named = "; ".join(named_row(history, row, described) for row in stuck[:6])
-    tally.add("not-sequential", stuck[:12], f"no order that keeps each process's own gets past all of: {named}")
+    tally.add(
+        "not-sequential", stuck[:12], f"no order that preserves each process's own order explains all of: {named}"
+    )
     found = tally.result(fine="")
     return Result(verdict=found.verdict, witness=found.witness, stats={**found.stats, **stats}, reason=found.reason)
 

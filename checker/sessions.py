@@ -69,5 +69,5 @@ def check_sessions(
         known = target.get(session)
         if known is None or at > known[0]:
             target[session] = (at, row)
-    unknown = None if versions else "no result says how new it is"
+    unknown = None if versions else "no result contains a version"
     return tally.result(fine="every session kept its guarantees", unknown=unknown)

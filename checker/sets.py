@@ -53,7 +53,7 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
             text = f"{short(value)}, acknowledged to {named_row(history, row)}, is absent from the last read"
             tally.add("lost", (row, last), text)
         elif status == INFO and value in shown:
-            tally.add("recovered", (row, last), f"{short(value)} is there though its add had no answer")
+            tally.add("recovered", (row, last), f"{short(value)} is there although its add was never acknowledged")
     for value in sorted(shown - attempted, key=repr):
         tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody had added it")
     return len(shown)
@@ -84,7 +84,7 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
         found, unread = _elements(history, rows, tally, latencies)
         stable += found
         if unread and not found:
-            unknown = unknown or f"no read{of_key(key)} began after any of its elements was known"
+            unknown = unknown or f"no read{of_key(key)} began after any of its elements was known to be added"
     latencies.sort()
     if latencies:
         last = len(latencies) - 1
@@ -142,12 +142,17 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         if is_absent and invoked[row] > shown_until.get(value, -1):
             text = ""
             if tally.wants("lost"):  # the text of a read takes time for everything that it shows
-                text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
+                text = (
+                    f"{short(value)} was known to be added, but {named_row(history, row)[:200]} and every later read "
+                    "lacks it"
+                )
             tally.add("lost", (*source, row), text)
             continue
         stable += 1
         if is_absent:
-            tally.add("stale", (*source, row), f"{short(value)} was known, but a later read lacks it for a while")
+            tally.add(
+                "stale", (*source, row), f"{short(value)} was known to be added, but a later read lacks it for a while"
+            )
         visible = max(first_later, last_absent + 1)
         if visible == len(in_order):  # the last read without it and the last read that shows it are concurrent
             continue

@@ -169,7 +169,7 @@ def check_long_fork(events: Events) -> Result:
             if not smaller <= larger:
                 text = (
                     f"{named_row(history, first)} sees {short(sorted(smaller - larger, key=repr))} but not "
-                    f"{short(sorted(larger - smaller, key=repr))}; {named_row(history, second)} the other way round"
+                    f"{short(sorted(larger - smaller, key=repr))}; {named_row(history, second)} sees the opposite"
                 )
                 tally.add("fork", (first, second), text)
     unknown = _written_again(history) if reads else "no read of [r, key, value] steps completed"

@@ -142,9 +142,9 @@ def truth(value: Any) -> bool | None:
 def number(value: Any) -> Any:
     """``value``, checked to be a number.  Raises TypeError for anything else, including a boolean."""
     if truth(value) is not None:
-        raise TypeError(f"{str(truth(value)).lower()} is no number")
+        raise TypeError(f"{str(truth(value)).lower()} is not a number")
     if not isinstance(value, NUMBERS):
-        raise TypeError(f"{repr(value)[:_SHOWN_CHARS]} is no number")
+        raise TypeError(f"{repr(value)[:_SHOWN_CHARS]} is not a number")
     return value
 
 

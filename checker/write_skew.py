@@ -62,19 +62,19 @@ def _with_edges(result: Result, tally: Tally) -> Result:
 
 
 def _fine(tally: Tally, keys: int, contended: int) -> str:
-    text = f"{keys} keys, {contended} of them with inserts at the same time of which one committed: no second one did"
+    text = f"{keys} keys, {contended} of them with concurrent inserts of which one committed; a second one never did"
     undecided = tally.counts["undecided"]
-    return f"{text} (of {undecided} keys it is not known whether a second one did)" if undecided else text
+    return f"{text} (for {undecided} keys it is not known whether a second one did)" if undecided else text
 
 
 def _unknown(tally: Tally, contended: int) -> str | None:
     if tally.counts["missing"]:
         return (
-            f"{tally.examples['missing'][0]}: it was lost, or the read was stale (in all: {tally.counts['missing']} "
+            f"{tally.examples['missing'][0]}: it was lost, or the read was stale (in total: {tally.counts['missing']} "
             "missing); such reads do not show what else committed"
         )
     if not contended:
-        return "of no key two inserts ran at the same time and one committed: nothing was tested"
+        return "no key had concurrent inserts of which one committed: nothing was tested"
     return None
 
 
@@ -110,7 +110,7 @@ class _Key:
     def _take_read(self, read: int, by_row: dict[Any, list[int]]) -> None:
         history, result = self.history, self.history.result[read]
         if not isinstance(result, (list, tuple)):
-            raise TypeError(f"a read of write-skew answers a list of rows, not {short(result)}")
+            raise TypeError(f"a read of write-skew must return a list of rows, not {short(result)}")
         shown: set[Any] = set()
         for value in result:
             row = exact(value)
@@ -170,9 +170,9 @@ class _Key:
             last = max(last, insert, key=self.known.__getitem__)
         reads = list(dict.fromkeys(self.shown_by[row] for row in (first, second) if self.history.status[row] != OK))
         when = (
-            "at the same time, each of which found no row of the key"
+            "at the same time, and each of them found no row of the key"
             if kind == "write-skew"
-            else "though the second began when the row of the first was there"
+            else "although the second began when the row of the first was there"
         )
         seen = "".join(f", as {named_row(self.history, read)} shows" for read in reads)
         text = f"{named_row(self.history, first)} and {named_row(self.history, second)} both committed, {when}{seen}"

@@ -78,7 +78,7 @@ class ClockFault(FormNemesis):
     """Skews clocks. See the module's text."""
 
     name = "clock"
-    description = "sets the clocks of replicas wrong: jumps, swings, drifts, slews, falls back by decades"
+    description = "skews the clocks of replicas: jumps, strobes, drifts, slews, steps, falls back by decades"
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
@@ -90,51 +90,53 @@ class ClockFault(FormNemesis):
             ),
             Form(
                 name="hour",
-                description="each victim's wall clock is an hour wrong, either way, as after a mistake with a zone",
+                description="each victim's wall clock is an hour ahead or behind, as after a time zone mistake",
                 needs=(("clocks", "wall"),),
                 targets=("minority",),
             ),
             Form(
                 name="strobe",
-                description="each victim's wall clock jumps there and back, every few milliseconds to every second",
+                description="each victim's wall clock jumps back and forth, at an interval between a few "
+                "milliseconds and a second",
                 needs=(("clocks", "wall"),),
                 targets=("one", "minority", "leader"),
             ),
             Form(
                 name="drift",
-                description="each victim's wall clock goes too fast or too slow, by 5 to 50 %",
+                description="each victim's wall clock runs 5 to 50 % too fast or too slow",
                 needs=(("clocks", "wall"),),
                 targets=("one", "minority", "leader"),
             ),
             Form(
                 name="slew",
-                description="each victim's wall clock goes 250 to 500 ppm wrong, as NTP slews it at most",
+                description="each victim's wall clock runs 250 to 500 ppm too fast or too slow: NTP slews a clock by "
+                "at most 500 ppm",
                 needs=(("clocks", "wall"),),
                 targets=("minority", "all"),
             ),
             Form(
                 name="step",
-                description="each victim's wall clock goes 5 to 20 % too fast or too slow, and is stepped right "
-                "whenever it is 128 ms wrong, as NTP does above that",
+                description="each victim's wall clock runs 5 to 20 % too fast or too slow, and is stepped right "
+                "whenever it is 128 ms off: NTP steps a clock that is off by more",
                 needs=(("clocks", "wall"),),
                 targets=("one", "leader"),
             ),
             Form(
                 name="reset",
-                description="the wall clock falls back by 26 years, as after losing its battery",
+                description="each victim's wall clock falls back by 26 years, as when its battery dies",
                 needs=(("clocks", "wall"),),
                 targets=("one", "leader"),
             ),
             Form(
                 name="slow-monotonic",
-                description="each victim's monotonic clock goes too slow, at 25 to 40 % of its rate",
+                description="each victim's monotonic clock runs too slow, at 25 to 40 % of its rate",
                 needs=(("clocks", "monotonic"),),
                 targets=("leader", "one"),
                 is_cycled=False,
             ),
             Form(
                 name="fast-monotonic",
-                description="each victim's monotonic clock goes too fast, by half to twice its rate",
+                description="each victim's monotonic clock runs 50 to 200 % too fast",
                 needs=(("clocks", "monotonic"),),
                 targets=("leader", "one"),
                 is_cycled=False,
@@ -159,7 +161,9 @@ class ClockFault(FormNemesis):
         running = [host for host in target.hosts if host not in held and await _runs(target, host)]
         victims = [host for host in injection.value["hosts"] if host in running]
         if not victims:
-            return Proof(proven=False, detail="every victim is down, or held by another fault: no clock is read there")
+            return Proof(
+                proven=False, detail="every victim is down or disturbed by another fault, so no clock can be read there"
+            )
         others = [host for host in running if host not in injection.value["hosts"]]
         skews = _skews_of(injection)
         in_place, reported = _InPlace(target), _Reported(target)
@@ -173,11 +177,11 @@ class ClockFault(FormNemesis):
         by = " and ".join(sorted({_clocks(target).mechanism(host) for host in victims}))
         exercised, words = await _met(target, injection)
         if reported.heard & {*victims}:
-            exercised, words = True, f"{words}; said by {', '.join(sorted(reported.heard & {*victims}))}"
+            exercised, words = True, f"{words}; reported by {', '.join(sorted(reported.heard & {*victims}))}"
         return Proof(
             proven=not failed,
             exercised=exercised or None,  # a replica may look at its clock yet
-            detail="; ".join(failed[:3]) if failed else f"{detail} by {by}{words if exercised else ''}",
+            detail="; ".join(failed[:3]) if failed else f"{detail} via {by}{words if exercised else ''}",
             checked=len(found),
             failed=failed,
         )
@@ -458,7 +462,7 @@ async def _rate_problem(reader: _Reader, host: str, rate: float) -> str | None:
     allowed_s = 0.02 * true_s + (first.uncertainty_ms + second.uncertainty_ms) / 1000
     if abs(seen_s - rate * true_s) <= allowed_s:
         return None
-    return f"the monotonic clock of {host} went {seen_s:.3f} s in {true_s:.3f} s, not {rate * true_s:.3f} s"
+    return f"the monotonic clock of {host} advanced {seen_s:.3f} s in {true_s:.3f} s, not {rate * true_s:.3f} s"
 
 
 async def _drift_problem(
@@ -488,7 +492,9 @@ async def _drift_problem(
         if abs(seen_ms - expected_ms) > allowed_ms + unsure_ms:
             return f"the clock of {host} drifted by {seen_ms:.1f} ms while watched, not {expected_ms:.1f} ms"
         if unsure_ms > abs(looked_for.rate_ppm) * seconds / 4000:
-            problem = f"the clock of {host} is known to {unsure_ms:.1f} ms only: too little to see a drift by"
+            problem = (
+                f"the clock of {host} could be read only to within {unsure_ms:.1f} ms: too coarse to see the drift"
+            )
             continue
         is_moved = any(other.affects_monotonic for other in _others_on(host, in_force))
         is_compared = _is_slew(looked_for) and not is_moved
@@ -515,7 +521,7 @@ def _monotonic_problem(host: str, first: ClockReading, second: ClockReading, sle
     allowed_s = abs(slew.rate_ppm) * true_s / 2e6 + (first.uncertainty_ms + second.uncertainty_ms) / 1000
     if abs(seen_s - true_s) <= allowed_s:
         return None
-    return f"the monotonic clock of {host} went {seen_s:.5f} s in {true_s:.5f} s: it is slewed too"
+    return f"the monotonic clock of {host} advanced {seen_s:.5f} s in {true_s:.5f} s: it is slewed too"
 
 
 async def _step_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
@@ -536,7 +542,7 @@ async def _step_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | No
             moved_ms = next_one.offset_ms - one.offset_ms
             return f"the clock of {host} moved by {moved_ms:.1f} ms where it should have drifted by {gained_ms:.1f} ms"
     if steps < 1 or swing_ms < skew.step_ms / 2:
-        return f"the clock of {host} was not stepped: it moved by {swing_ms:.1f} ms in all"
+        return f"the clock of {host} was not stepped: it moved by {swing_ms:.1f} ms in total"
     return None
 
 
@@ -563,7 +569,7 @@ def _in_words(skew: ClockSkew) -> str:
     if skew.strobe_ms:
         return f"swings by {skew.strobe_ms} ms every {skew.strobe_period_ms} ms"
     if skew.step_ms:
-        return f"drifts by {skew.rate_ppm / 10_000:.1f} % and is stepped right at {skew.step_ms} ms"
+        return f"drifts by {skew.rate_ppm / 10_000:.1f} % and is stepped right whenever it is {skew.step_ms} ms off"
     if _is_slew(skew):
         return f"is slewed by {skew.rate_ppm} ppm"
     if skew.rate_ppm:

@@ -36,7 +36,7 @@ class BitFlip(FormNemesis):
     """Flips a bit in a file of a replica while the replica is briefly down."""
 
     name = "bit-flip"
-    description = "a bit of a stored file changes while the replica is down; healing puts it back"
+    description = "flips a bit of a stored file while the replica is down; healing restores it"
     forms: Mapping[str, Form] = {
         name: Form(
             name=name,
@@ -46,9 +46,9 @@ class BitFlip(FormNemesis):
             is_cycled=name != "checkpoint",  # a replica that has just started has none yet
         )
         for name, description, targets in (
-            ("log", "a bit of the replicated log, not in its last quarter", ("one", "leader")),
-            ("vote", "a bit of the file that holds term and vote", ("one",)),
-            ("checkpoint", "a bit of the log's checkpoint, which is there a while after the start", ("one",)),
+            ("log", "a bit of the replicated log, outside its last quarter", ("one", "leader")),
+            ("vote", "a bit of the file that stores the term and the vote", ("one",)),
+            ("checkpoint", "a bit of the log's checkpoint, a file that is written some time after the start", ("one",)),
         )
     }
 
@@ -58,10 +58,10 @@ class BitFlip(FormNemesis):
         if problems:
             return problems
         if not any(target.stored_files(form) for form in self.forms):
-            return [f"{self.name}: the system, with these settings, names no stored files that may be damaged"]
+            return [f"{self.name}: with these settings, the system declares no stored files that may be damaged"]
         form = None if variant is None else split_variant(variant)[0]
         if form is not None and target.stored_files(form) is None:
-            return [f"{self.name}: the system, with these settings, names no {form} file that may be damaged"]
+            return [f"{self.name}: with these settings, the system declares no {form} file that may be damaged"]
         return []
 
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class BitFlip(FormNemesis):
         form = self._form_of(injection)
         files = target.stored_files(form)
         if files is None:
-            raise RuntimeError(f"the system names no {form} file that may be damaged")
+            raise RuntimeError(f"the system declares no {form} file that may be damaged")
         await processes.end(injection.fault_id, value["hosts"])
         for host in value["hosts"]:
             await disks.flip_bit(injection.fault_id, host, files=files, place=value["place"], bit=value["bit"])
@@ -87,7 +87,7 @@ class BitFlip(FormNemesis):
             return Proof(proven=False, detail=injection.problem)
         flipped = disks_of(target).flipped(injection.fault_id)
         hosts: Sequence[str] = injection.value["hosts"]
-        failed = [f"no bit of {host} was flipped" for host in hosts if host not in flipped]
+        failed = [f"no bit was flipped on {host}" for host in hosts if host not in flipped]
         failed += [f"{host}: {bits}" for host, bits in flipped.items() if bits.before == bits.after]
         detail = "; ".join(failed) if failed else "; ".join(f"{host}: {flipped[host]}" for host in hosts)
         exercised, words = await _read(target, injection, timeout_s=0.0 if failed else READ_TIMEOUT_S)
@@ -101,7 +101,7 @@ class BitFlip(FormNemesis):
         return Proof(
             proven=True,
             exercised=exercised,
-            detail=words.removeprefix("; ") or "whether a replica has read the byte is not known",
+            detail=words.removeprefix("; ") or "it is not known whether a replica has read the byte",
             checked=len(injection.value["hosts"]),
         )
 

@@ -89,7 +89,7 @@ class DiskNemesis(FormNemesis):
         found = await asyncio.gather(*map(on_victim, victims), *(_works(target, host) for host in others))
         failed = [problem for problem in found if problem is not None]
         by = " and ".join(sorted({disks_of(target).mechanism(host) for host in victims}))
-        means = "" if fault.kind in FILE_SYSTEM_KINDS else f" by {by}"
+        means = "" if fault.kind in FILE_SYSTEM_KINDS else f" via {by}"
         exercised, met_words, unmet = await _met(target, injection, also_impaired)
         failed += unmet
         well = plural_with(len(others), "other disk", ("works", "work"))
@@ -158,7 +158,7 @@ async def _met(
         await asyncio.sleep(MET_PAUSE_S if attempt else 0.0)  # a call is counted before it meets anything
         met = await disks_of(target).met(injection.fault_id)
         unmet = {
-            host: f"{host} made {plural(seen.calls, 'call')} that the fault is about, and none of them met it"
+            host: f"{host} made {plural(seen.calls, 'call')} that the fault applies to, but none of them was hit"
             for host, seen in met.items()
             if seen.calls and not seen.met and host not in also_impaired
         }
@@ -167,10 +167,10 @@ async def _met(
     counted = {host: seen for host, seen in met.items() if seen.met is not None}
     if not counted or len(counted) < len(met):
         return None, "", list(unmet.values())
-    words = ", ".join(f"{host} {plural(seen.met, 'call')}" for host, seen in sorted(counted.items()) if seen.met)
+    words = ", ".join(f"{plural(seen.met, 'call')} of {host}" for host, seen in sorted(counted.items()) if seen.met)
     exercised = any(seen.met for seen in counted.values())
-    past = "".join(f"; of {host} {seen.past}" for host, seen in sorted(counted.items()) if seen.past)
-    met_words = f"; met by {words}" if exercised else "; no replica has made such a call"
+    past = "".join(f"; on {host}, {seen.past}" for host, seen in sorted(counted.items()) if seen.past)
+    met_words = f"; hit {words}" if exercised else "; no replica has made such a call"
     return exercised, f"{met_words}{past}", list(unmet.values())
 
 
@@ -254,10 +254,19 @@ def _form(name: str, description: str, ability: str, *targets: str) -> Form:
 
 DISK_STALL = DiskNemesis(
     name="disk-stall",
-    description="disks that do not answer: fsync alone, or everything that writes",
+    description="disks that hang: only syncs, or everything that writes",
     forms=(
-        _form("fsync", "fsync, msync, sync and their like do not return", "stall-fsync", "leader", "one", "minority"),
-        _form("all", "nothing that changes the file system returns; reads go on", "stall", "leader", "one", "minority"),
+        _form(
+            "fsync", "fsync, msync, sync and similar calls do not return", "stall-fsync", "leader", "one", "minority"
+        ),
+        _form(
+            "all",
+            "calls that change the file system do not return; reads still work",
+            "stall",
+            "leader",
+            "one",
+            "minority",
+        ),
         _form("freeze", "the host's file system is frozen in the kernel", "freeze", "leader", "one", "minority"),
     ),
     kinds={
@@ -282,7 +291,7 @@ DISK_FULL = DiskNemesis(
     name="disk-full",
     description="disks with no space left",
     forms=(
-        _form("full", "what needs more space fails with ENOSPC", "full", "one", "leader", "minority"),
+        _form("full", "calls that need more space fail with ENOSPC", "full", "one", "leader", "minority"),
         _form("fill", "a file takes every free block of the host's file system", "fill", "one", "leader", "minority"),
     ),
     kinds={"full": DiskFault(kind="full"), "fill": DiskFault(kind="fill")},

@@ -289,7 +289,7 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
     try:
         result = await asyncio.wait_for(running, timeout_s)
     except TimeoutError as error:  # ours has no message, one of the step's own may have one
-        went_on = f", and {CANCEL_GRACE_S:g} s more though it was cancelled" if running.was_closed else ""
+        went_on = f", and {CANCEL_GRACE_S:g} s more after it was cancelled" if running.was_closed else ""
         return _Failure(f"{str(error) or late}{went_on}")
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}")

@@ -24,12 +24,12 @@ class Transfer(FormNemesis):
     """Requests leadership transfers."""
 
     name = "transfer"
-    description = "an operator has the lead given to another replica"
+    description = "an operator transfers leadership to another replica"
     is_request = True
     forms: Mapping[str, Form] = {
         "to": Form(
             name="to",
-            description="the leader gives its lead to one of these, by the system's own request",
+            description="the leader hands over to one of these, by the system's own request",
             needs=(("operator", "transfer"),),
             targets=("followers",),
         )
@@ -51,7 +51,7 @@ class Transfer(FormNemesis):
         else:
             value |= {"leader": leader.host, "term": leader.term}
             if not value["candidates"]:
-                problem = f"{leader.host} leads already"
+                problem = f"{leader.host} is already the leader"
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
@@ -73,7 +73,7 @@ class Transfer(FormNemesis):
         value = injection.value
         done = operator_of(target).transferred(injection.fault_id)
         if done is None:
-            return Proof(proven=False, detail="nobody took the lead", checked=1)
+            return Proof(proven=False, detail="no replica took over leadership", checked=1)
         host, term = done
         is_right = host in value["candidates"] and term > value["term"]
         detail = f"{host} leads term {term}, {value['leader']} led term {value['term']}"
@@ -89,8 +89,8 @@ class Transfer(FormNemesis):
             return Proof(proven=True, detail="nothing to heal")
         view = await find_view(target, lambda view: view.takes_writes)
         if view is None:
-            return Proof(proven=False, detail="nobody takes writes", checked=len(target.hosts))
-        return Proof(proven=True, detail=f"{view.host} leads term {view.term} and takes writes", checked=1)
+            return Proof(proven=False, detail="no replica accepts writes", checked=len(target.hosts))
+        return Proof(proven=True, detail=f"{view.host} leads term {view.term} and accepts writes", checked=1)
 
 
 TRANSFER = Transfer()

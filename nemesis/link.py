@@ -54,7 +54,7 @@ SEEN_SHARE = 0.8
 
 _HEALTHY = LinkShape()
 
-_WELL = ("is well", "are well")
+_WELL = ("is healthy", "are healthy")
 
 Check = Callable[[LinkMeasure, LinkShape, LinkShape], str | None]
 
@@ -63,22 +63,22 @@ class LinkNemesis(FormNemesis):
     """Shapes links. See the module's docstring."""
 
     name = "link"
-    description = "makes links between hosts late, lossy, doubled, out of order or narrow, or flip bits of packets"
+    description = "degrades links between hosts: latency, loss, duplication, reordering, low bandwidth, bit flips"
     forms: Mapping[str, Form] = {
         name: Form(name=name, description=description, needs=(("links", ability),), targets=targets)
         for name, description, ability, targets in (
-            ("delay", "60 to 160 ms of latency, give or take a quarter, in both directions", "delay",
+            ("delay", "60 to 160 ms of latency, with 25 % jitter, in both directions", "delay",
              ("leader", "one", "minority", "all")),
-            ("delay-out", "the same, only for what the victims send", "delay", ("leader", "one")),
-            ("delay-in", "the same, only for what the victims receive", "delay", ("leader", "one")),
+            ("delay-out", "the same, but only for packets that the victims send", "delay", ("leader", "one")),
+            ("delay-in", "the same, but only for packets that the victims receive", "delay", ("leader", "one")),
             ("loss", "10 to 40 % of the packets are lost, in both directions", "loss", ("leader", "minority", "all")),
-            ("loss-out", "the same, only for what the victims send", "loss", ("leader", "one")),
-            ("loss-in", "the same, only for what the victims receive", "loss", ("leader", "one")),
+            ("loss-out", "the same, but only for packets that the victims send", "loss", ("leader", "one")),
+            ("loss-in", "the same, but only for packets that the victims receive", "loss", ("leader", "one")),
             ("duplicate", "20 to 60 % of the packets arrive twice", "duplicate", ("all", "leader")),
             ("reorder", "20 to 50 % of the packets overtake others by 10 to 30 ms", "reorder", ("all", "leader")),
-            ("rate", "32 to 96 kB a second", "rate", ("leader", "minority")),
-            ("corrupt", "a bit of 10 to 40 % of the packets is flipped: the receiver's kernel refuses them, by their "
-             "checksums", "corrupt", ("leader", "minority")),
+            ("rate", "bandwidth limited to 32 to 96 kB/s", "rate", ("leader", "minority")),
+            ("corrupt", "10 to 40 % of the packets have a bit flipped; the receiver's kernel drops them because of "
+             "their checksums", "corrupt", ("leader", "minority")),
         )
     }  # fmt: skip
 
@@ -104,7 +104,7 @@ class LinkNemesis(FormNemesis):
             return Proof(proven=False, detail=injection.problem)
         shaped = sorted(set(_links_of(injection)) - _cut(in_force))
         if not shaped:
-            return Proof(proven=False, detail="another fault cuts all of these links: nothing can be seen of it")
+            return Proof(proven=False, detail="other faults cut all of these links, so the effect cannot be observed")
         others = set(_all_links(target)) - set(_links_of(injection)) - _cut(in_force) - _shaped(in_force)
         shape, form = LinkShape(**injection.value["shape"]), split_variant(injection.variant)[0]
         measures = await _measure(target, [*shaped, *sorted(others)], form, shape)
@@ -115,14 +115,14 @@ class LinkNemesis(FormNemesis):
             if (problem := effect(measures[link], shape, _beside(link, in_force)))
         ]
         failed += [
-            f"{_name(link)} should be well: {_seen(measures[link])}"
+            f"{_name(link)} should be healthy: {_seen(measures[link])}"
             for link in sorted(others)
             if measures[link].received == 0 or _shows(measures[link], form, shape)
         ]
         failed += await _bypasses(target, shaped)
         mechanism = _links(target).mechanism
         well = plural_with(len(others), "other", _WELL)
-        detail = f"{plural(len(shaped), 'link')} by {mechanism}: {_seen(measures[shaped[0]])}; {well}"
+        detail = f"{plural(len(shaped), 'link')} via {mechanism}: {_seen(measures[shaped[0]])}; {well}"
         carried = await _carried(target, shaped)
         evidence: dict[str, Any] = {} if carried is None else {"carried_bytes": carried}
         if _kind(form) == "corrupt" and (refused := await _refused(target, shaped)) is not None:
@@ -143,11 +143,11 @@ class LinkNemesis(FormNemesis):
         links = [Link(*name.split("->")) for name in injection.evidence.get("carried_bytes", ())]
         carried = await _carried(target, links)
         if not links or carried is None:
-            return Proof(proven=True, detail="this network does not count what the system sends")
+            return Proof(proven=True, detail="this network does not count the system's traffic")
         before = injection.evidence["carried_bytes"]
         used = {name: size_bytes - before[name] for name, size_bytes in carried.items() if size_bytes > before[name]}
         carried_bytes = plural(sum(used.values()), "byte")
-        detail = f"{carried_bytes} of the system's went over {len(used)} of {plural(len(links), 'bad link')}"
+        detail = f"{carried_bytes} of the system's traffic crossed {len(used)} of {plural(len(links), 'bad link')}"
         if failed := await _bypasses(target, links):
             detail = "; ".join(failed[:3])
         return Proof(proven=not failed, exercised=bool(used), detail=detail, checked=len(links), failed=failed)
@@ -186,7 +186,7 @@ async def _prove_refused(target: Target, injection: Injection) -> Proof:
     hit = [host for host, count in counts.items() if count > 0]
     others = [fault for fault in injection.beside if "corrupt_percent" in fault.value.get("shape", ())]
     exercised, note = told_apart(counts, {link.destination for fault in others for link in _links_of(fault)})
-    detail = f"{sum(counts.values())} damaged segments of TCP were refused by {', '.join(hit) or 'nobody'}{note}"
+    detail = f"{sum(counts.values())} damaged TCP segments were dropped by {', '.join(hit) or 'no host'}{note}"
     return Proof(proven=True, exercised=exercised, detail=detail, checked=len(before))
 
 
@@ -258,7 +258,7 @@ def _is_lossy(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str 
 
 def _is_doubled(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
     least = _least(measure.received, shape.duplicate_percent)
-    return None if measure.duplicates >= least else f"{measure.duplicates} of {measure.received} came twice"
+    return None if measure.duplicates >= least else f"{measure.duplicates} of {measure.received} arrived twice"
 
 
 def _is_disordered(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
@@ -271,7 +271,7 @@ def _is_damaged(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> st
     least = _least(measure.sent, SEEN_SHARE * shape.corrupt_percent * (1 - beside.loss_percent / 100))
     if measure.damaged >= least:
         return None
-    return f"{measure.damaged} of {measure.sent} came damaged"
+    return f"{measure.damaged} of {measure.sent} arrived damaged"
 
 
 def _is_narrow(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:

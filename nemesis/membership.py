@@ -26,12 +26,13 @@ class Members(FormNemesis):
     """Removes one replica from the group at a time."""
 
     name = "members"
-    description = "an operator takes a replica out of its group and lets it in again"
+    description = "an operator removes a replica from its group and adds it again"
     is_request = True
     forms: Mapping[str, Form] = {
         "remove": Form(
             name="remove",
-            description="one of these belongs to the group no longer, by the system's own request, and is not ended",
+            description="one of these is removed from the group, by the system's own request; its process keeps "
+            "running",
             needs=(("operator", "members"),),
             targets=("followers", "leader"),
         )
@@ -41,7 +42,10 @@ class Members(FormNemesis):
         """As for every `FormNemesis`, and a member that the group can spare."""
         problems = super().requires(target, variant)
         if len(target.hosts) < LEAST_MEMBERS:
-            problems.append(f"{self.name}: a group of {len(target.hosts)} needs all of its members")
+            problems.append(
+                f"{self.name}: a group of {len(target.hosts)} cannot spare a member: it needs at least "
+                f"{LEAST_MEMBERS} hosts"
+            )
         return problems
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
@@ -64,9 +68,11 @@ class Members(FormNemesis):
         [victim] = injection.value["hosts"]
         view = await _committed_view(target, lambda view: victim not in view.members)
         if view is None:
-            failed = [f"nobody leads a group without {victim}"]
+            failed = [f"no leader reports a group without {victim}"]
             return Proof(proven=False, detail=failed[0], checked=len(target.hosts), failed=failed)
-        return Proof(proven=True, exercised=True, detail=f"{view.host} leads {_list(view.members)}", checked=1)
+        return Proof(
+            proven=True, exercised=True, detail=f"{view.host} leads the group {_list(view.members)}", checked=1
+        )
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Ask the leader to add the victim again, retrying until it does. Idempotent. Raises RuntimeError."""
@@ -83,12 +89,12 @@ class Members(FormNemesis):
             return Proof(proven=True, detail=f"another fault keeps {victim} out")
         view = await _committed_view(target, lambda view: victim in view.members)
         if view is None:
-            return Proof(proven=False, detail=f"nobody leads a group with {victim}", checked=len(target.hosts))
+            return Proof(proven=False, detail=f"no leader reports a group with {victim}", checked=len(target.hosts))
         if victim not in hosts_of(in_force) and not _is_cut(victim, in_force):
             own = await find_view(target, lambda own: own.host == victim and victim in own.members)
             if own is None:
-                return Proof(proven=False, detail=f"{victim} does not know that it belongs to the group", checked=2)
-        return Proof(proven=True, detail=f"{view.host} leads {_list(view.members)}", checked=2)
+                return Proof(proven=False, detail=f"{victim} does not list itself as a member of the group", checked=2)
+        return Proof(proven=True, detail=f"{view.host} leads the group {_list(view.members)}", checked=2)
 
 
 async def _committed_view(target: Target, is_it: Callable[[ReplicaView], bool]) -> ReplicaView | None:

@@ -51,37 +51,37 @@ class NameServiceNemesis(FormNemesis):
         for form in (
             Form(
                 name="gone",
-                description="no host has a name: the service says that there is none such (NXDOMAIN)",
+                description="no host name resolves: the name service answers NXDOMAIN",
                 needs=(("names", "gone"),),
                 targets=("all", "one", "leader"),
             ),
             Form(
                 name="cold",
-                description="no host has a name, and the replica is killed and started again meanwhile",
+                description="no host name resolves (NXDOMAIN), and the replica is killed and restarted meanwhile",
                 needs=(("names", "gone"), ("processes", "kill")),
                 targets=("one", "leader"),
             ),
             Form(
                 name="silent",
-                description="the service answers nothing, so that lookups end when the resolver's time is up",
+                description="the name service does not answer, so lookups end when the resolver times out",
                 needs=(("names", "silent"),),
                 targets=("all", "one"),
             ),
             Form(
                 name="slow",
-                description="every answer comes 1.5 to 3.5 s late",
+                description="every answer arrives 1.5 to 3.5 s late",
                 needs=(("names", "slow"),),
                 targets=("all", "minority"),
             ),
             Form(
                 name="wrong",
-                description="every name leads to another host than its own",
+                description="every name resolves to the address of another host",
                 needs=(("names", "wrong"),),
                 targets=("one", "minority"),
             ),
             Form(
                 name="unused",
-                description="every name leads to an address that nobody has",
+                description="every name resolves to an address that no host has",
                 needs=(("names", "unused"),),
                 targets=("one", "minority"),
             ),
@@ -91,7 +91,11 @@ class NameServiceNemesis(FormNemesis):
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
         """As for every `FormNemesis`, and a second host whose name can be looked up."""
         problems = super().requires(target, variant)
-        return problems if len(target.hosts) > 1 else [*problems, f"{self.name}: one host looks up nobody"]
+        return (
+            problems
+            if len(target.hosts) > 1
+            else [*problems, f"{self.name}: needs at least 2 hosts: a single host looks up no names"]
+        )
 
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
@@ -121,14 +125,14 @@ class NameServiceNemesis(FormNemesis):
         disturbed = self._disturbed(in_force)
         victims = [host for host in injection.value["hosts"] if host not in disturbed]
         if not victims:
-            return Proof(proven=False, detail="every victim is held by another fault")
+            return Proof(proven=False, detail="another fault already disturbs the names of every victim")
         others = [host for host in target.hosts if host not in {*injection.value["hosts"], *disturbed}]
         kind, delay_ms = self._kind_of(injection), int(injection.value.get("delay_ms", 0))
         expected = {**dict.fromkeys(victims, (kind, delay_ms)), **dict.fromkeys(others, ("", 0))}
         found = await asyncio.gather(*(_problems(target, host, *wanted) for host, wanted in expected.items()))
         failed = [problem for problems in found for problem in problems]
         names = len(target.hosts) - 1
-        detail = f"{kind}: {names} names each on {', '.join(victims)}; right on {len(others)} others"
+        detail = f"{kind}: {names} names each on {', '.join(victims)}; names resolve correctly on {len(others)} others"
         return Proof(
             proven=not failed,
             detail="; ".join(failed[:3]) if failed else detail,
@@ -144,14 +148,14 @@ class NameServiceNemesis(FormNemesis):
         asked = sum(each.calls or 0 for each in found.values())
         met = sum(each.met or 0 for each in found.values())
         if met:
-            detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} met it {met} times"
+            detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} got {met} such answers"
         else:
             detail = (
-                f"the programs of {', '.join(hosts)} asked for no name: who connects does, as when it is started "
-                "(name-service=cold), and a plug-in must hand on host.advertise(port), not addresses"
+                f"the programs of {', '.join(hosts)} looked up no name: they do when they connect, as after a start "
+                "(name-service=cold), if the plug-in gives them host.advertise(port) instead of addresses"
             )
             if asked:
-                failed.append(f"{asked} questions of {', '.join(hosts)} were answered as if nothing were wrong")
+                failed.append(f"{asked} lookups by {', '.join(hosts)} were answered correctly despite the fault")
         return Proof(
             proven=not failed,
             exercised=met > 0,
@@ -177,7 +181,7 @@ class NameServiceNemesis(FormNemesis):
         found = await asyncio.gather(*(_problems(target, host, "", 0) for host in freed))
         failed = [*(problem for problems in found for problem in problems), *running.failed]
         hosts_right = plural(len(freed), "host")
-        detail = "; ".join(failed[:3]) if failed else f"names are right on {hosts_right}; {running.detail}"
+        detail = "; ".join(failed[:3]) if failed else f"names resolve correctly on {hosts_right}; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
     def _disturbed(self, in_force: Sequence[Injection]) -> frozenset[str]:
@@ -194,7 +198,7 @@ async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list
         return [f"{host}: {error}"]
     problems = [f"{host} {problem}" for each in lookups if (problem := _difference(each, kind, delay_ms)) is not None]
     if not lookups:
-        problems.append(f"{host} has a service that knows nobody")
+        problems.append(f"{host} has a name service that knows no hosts")
     astray = await names.reaches(host)
     return problems if astray is None else [*problems, astray]
 
@@ -202,9 +206,9 @@ async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list
 def _difference(lookup: NameLookup, kind: str, delay_ms: int) -> str | None:
     """How an answer differs from what a fault of this kind ("": no fault) makes it; None when it does not."""
     took_ms = lookup.seconds * 1000
-    said = f"finds {lookup.name} at {lookup.found} after {took_ms:.0f} ms"
+    said = f"resolves {lookup.name} to {lookup.found} after {took_ms:.0f} ms"
     if lookup.found in ("gone", "silent"):
-        said = f"finds {lookup.name} {lookup.found}"
+        said = f"gets no address for {lookup.name} ({lookup.found})"
         return None if lookup.found == kind else said
     is_right = lookup.found == lookup.right
     if kind in ("wrong", "unused"):

@@ -21,7 +21,7 @@ RETRY_S = 0.1
 def operator_of(target: Target) -> Operator:
     """The target's operator. Raises ValueError if the system has none."""
     if target.operator is None:
-        raise ValueError("this system has nothing that an operator could ask of it")
+        raise ValueError("this system offers no operator requests")
     return target.operator
 
 

@@ -176,7 +176,7 @@ class Partition:
             await asyncio.sleep(SETTLE_S / 10)
             still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=timeout_s))
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
-        failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
+        failed += [f"{_name(link)} should pass but does not" for link in sorted(not_passing)]
         failed += await _bypasses(network, cut)
         as_planned = f"{plural(len(cut), 'link')} cut, {plural_with(len(whole), 'other', _PASS)}"
         detail = "; ".join(failed[:3]) if failed else as_planned
@@ -191,11 +191,11 @@ class Partition:
         cut = _cut_by([injection])
         now = await _traffic(network, cut)
         if not now:
-            return Proof(proven=True, detail="this network does not count what the system sends", checked=len(cut))
+            return Proof(proven=True, detail="this network does not count the system's traffic", checked=len(cut))
         at_proof, before = (_from_json(injection.evidence.get(name, {})) for name in ("at_proof", "before"))
         since_proof = {link: now[link].since(at_proof.get(link, LinkTraffic())) for link in cut}
         failed = [
-            f"{_name(link)} carried {traffic.passed_bytes} bytes of the system's while it was cut"
+            f"{_name(link)} carried {traffic.passed_bytes} bytes of the system's traffic while it was cut"
             for link, traffic in sorted(since_proof.items())
             if traffic.passed_bytes
         ]
@@ -208,9 +208,9 @@ class Partition:
         else:
             exercised = None if cut <= _cut_by(in_force) else False
             unused = sorted(link for link in cut if not now[link].was_used)
-            detail = f"nothing of the system's ran into the cut of {plural(len(cut), 'link')}"
+            detail = f"none of the system's traffic ran into the cut of {plural(len(cut), 'link')}"
             if unused:
-                detail += f"; nothing of it ever went over {', '.join(map(_name, unused[:3]))}"
+                detail += f"; none has ever used {', '.join(map(_name, unused[:3]))}"
                 detail += f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         return Proof(
             proven=not failed,
@@ -294,7 +294,7 @@ def _stopped_in_words(met: Mapping[Link, LinkTraffic], cut: Collection[Link]) ->
     connections = sum(traffic.stopped_connections for traffic in met.values())
     counts = {"byte": stopped_bytes, "connection": connections}
     words = [plural(number, noun) for noun, number in counts.items() if number]
-    return f"{' and '.join(words)} of the system's ran into the cut, on {len(met)} of {len(cut)} links"
+    return f"{' and '.join(words)} of the system's traffic ran into the cut, on {len(met)} of {len(cut)} links"
 
 
 def _links_between(hosts: Sequence[str]) -> list[Link]:

@@ -38,30 +38,32 @@ class Power(FormNemesis):
     """Kills replicas and removes what they had not synced."""
 
     name = "power"
-    description = "replicas lose power: they are killed, and what they had not synced is gone"
+    description = "replicas lose power: they are killed, and what they had not synced is lost"
     forms: Mapping[str, Form] = {
         "cut": Form(
             name="cut",
-            description="SIGKILL, then what was not synced is taken back, as ext4, xfs and btrfs may lose it",
+            description="SIGKILL, then unsynced changes are undone, as ext4, xfs and btrfs may lose them",
             needs=(("processes", "kill"), ("disks", "power")),
             targets=("one", "leader", "minority", "all"),
         ),
         "cut-torn": Form(
             name="cut-torn",
-            description="the same, and of unsynced data any sectors are there and others not",
+            description="the same, but with torn writes: of unsynced data, some sectors survive and others do not",
             needs=(("processes", "kill"), ("disks", "power")),
             targets=("one", "leader"),
         ),
         "cut-posix": Form(
             name="cut-posix",
-            description="the same as cut, and names are lost whose directory was not synced: all that POSIX allows",
+            description="the same as cut, and file names in unsynced directories are lost, too: everything that "
+            "POSIX allows",
             needs=(("processes", "kill"), ("disks", "power")),
             targets=("one", "leader", "all"),
             is_cycled=False,
         ),
         "crash": Form(
             name="crash",
-            description="SIGKILL, and the file system is shut down and mounted again without what was not written",
+            description="SIGKILL, then the file system is shut down and mounted again without the data that was not "
+            "yet written",
             needs=(("processes", "kill"), ("disks", "crash")),
             targets=("one", "leader", "all"),
         ),
@@ -98,7 +100,10 @@ class Power(FormNemesis):
             return Proof(proven=False, detail=injection.problem)
         stopped = await prove_stopped(target, injection, DOWN, in_force)
         lost = disks_of(target).lost(injection.fault_id)
-        failed = [*stopped.failed, *(f"{host} kept its power" for host in injection.value["hosts"] if host not in lost)]
+        failed = [
+            *stopped.failed,
+            *(f"{host} did not lose power" for host in injection.value["hosts"] if host not in lost),
+        ]
         detail = "; ".join(f"{host} lost {cut.detail}" for host, cut in sorted(lost.items()))
         recorded = [cut.recorded for cut in lost.values()]
         return Proof(

@@ -114,9 +114,9 @@ async def _wait_for_answers(
             if view.state == RUNNING:
                 if host in disturbed or await target.answers(host, timeout_s=2.0):
                     return
-                found, kind = f"{host} runs and does not answer", silent
+                found, kind = f"{host} runs but does not answer", silent
             elif view.ended_by_itself:
-                found, kind = f"{host} was started and ended by itself", silent
+                found, kind = f"{host} was started but exited on its own", silent
             else:
                 found, kind = f"{host} is {view.state}", held
             if loop.time() > deadline_s:
@@ -151,20 +151,25 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
         if astray:
             return astray
         if await target.answers(host, timeout_s=SILENCE_S):
-            return f"{host} is {view.state}, and yet something answers for it: is it {host} itself that status asks?"
+            return (
+                f"{host} is {view.state}, yet something answers for it: check that the plug-in's status() asks "
+                f"{host} itself"
+            )
         return None
 
     async def other_problem(host: str) -> str | None:
         view = await processes.look(host)
         # Another fault may have made it end: some systems' replicas exit when removed from their group.
         has_ended = view.ended_by_itself and (host in hit_by_others or host in ended_before)
-        return None if view.state == RUNNING or has_ended else f"{host} should run and is {view.state}"
+        return None if view.state == RUNNING or has_ended else f"{host} should run but is {view.state}"
 
     found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
     failed = [problem for problem in found if problem is not None]
     beside = plural_with(len(others) - len(ended_before), "other", ("runs", "run"))
     if ended_before:
-        beside += f", {', '.join(ended_before)} had already ended on {'its' if len(ended_before) == 1 else 'their'} own"
+        beside += (
+            f", {', '.join(ended_before)} had already exited on {'its' if len(ended_before) == 1 else 'their'} own"
+        )
     stopped = sum(map(len, injection.evidence.get("processes", {}).values()))
     counted = f" ({stopped} processes)" if stopped > len(victims) else ""
     detail = f"{', '.join(victims)} {state} and silent{counted}, {beside}"
@@ -216,7 +221,7 @@ async def _astray(processes: Processes, host: str, state: str) -> str | None:
     if not running:
         return None
     more = f" and {len(running) - 1} more" if len(running) > 1 else ""
-    return f"{running[0]} of {host} runs on (state {running[0].letter}){more}"
+    return f"{running[0]} of {host} still runs (state {running[0].letter}){more}"
 
 
 async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
@@ -240,8 +245,8 @@ async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
         and (view.starts != starts[view.host] or (view.state == DOWN and not view.ended_by_itself))
     ]
     stayed = ", ".join(host for host in hosts if host not in ended)
-    words = [f"nothing of {stayed} ran until the end"] if stayed else []
-    words += [f"{host} did not stand still until the end: another fault ended it meanwhile" for host in ended]
+    words = [f"no process of {stayed} ran until the end"] if stayed else []
+    words += [f"{host} did not stay paused until the end: another fault ended it meanwhile" for host in ended]
     detail = "; ".join(failed[:3] or words)
     exercised = False if all(map(_had_ended, views)) else None
     return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(hosts), failed=failed)
@@ -251,26 +256,26 @@ class Kill(FormNemesis):
     """Ends replicas and starts them again when healed."""
 
     name = "kill"
-    description = "ends replicas by signal and starts them again"
+    description = "kills replicas by signal and starts them again"
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
             Form(
                 name="sigkill",
-                description="SIGKILL: the process is gone at once; what it wrote stays in the page cache",
+                description="SIGKILL: the process ends at once; what it wrote stays in the page cache",
                 needs=(("processes", "kill"),),
                 targets=("one", "minority", "leader", "majority", "all"),
             ),
             Form(
                 name="terminate",
-                description="SIGTERM: an orderly end, with whatever the system does on its way out; what takes a "
-                "SIGKILL after 8 s has not met it",
+                description="SIGTERM: an orderly shutdown; a replica that has not ended after 8 s gets a SIGKILL "
+                "and does not count as hit",
                 needs=(("processes", "kill"),),
                 targets=("leader", "one"),
             ),
             Form(
                 name="crash-loop",
-                description="SIGKILL, start, and SIGKILL again after a moment, all the time",
+                description="SIGKILL, start, SIGKILL again shortly afterwards, and so on until healed",
                 needs=(("processes", "kill"),),
                 targets=("one", "leader"),
             ),
@@ -310,7 +315,7 @@ class Kill(FormNemesis):
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """No process of the victims runs yet. For a crash loop, whose victims come and go, the first proof stands."""
         if split_variant(injection.variant)[0] == "crash-loop":
-            return Proof(proven=True, detail="a crash loop's first proof stands")
+            return Proof(proven=True, detail="a crash loop is proven only once, when it begins")
         proof = await _prove_still_stopped(target, injection)
         if split_variant(injection.variant)[0] == "terminate":
             return await _judged_by_its_end(target, injection, proof)
@@ -345,11 +350,12 @@ class Pause(FormNemesis):
     """Stops replicas and continues them when healed."""
 
     name = "pause"
-    description = "stops replicas where they stand (SIGSTOP) and lets them go on"
+    description = "pauses replicas (SIGSTOP) and resumes them"
     forms: Mapping[str, Form] = {
         "sigstop": Form(
             name="sigstop",
-            description="SIGSTOP: connections stay open, nothing is answered, and time goes by unnoticed",
+            description="SIGSTOP: connections stay open, nothing is answered, and the replica does not notice time "
+            "passing",
             needs=(("processes", "pause"),),
             targets=("one", "leader", "minority", "followers", "all"),
         )
@@ -390,7 +396,7 @@ async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof)
     forced = [view.host for view in views if view.was_forced]
     if not forced or not proof.proven:
         return proof
-    detail = f"{proof.detail}; SIGTERM did not end {', '.join(forced)} in time, SIGKILL did"
+    detail = f"{proof.detail}; {', '.join(forced)} did not end in time after SIGTERM and needed a SIGKILL"
     is_met = not all(view.was_forced or _had_ended(view) for view in views)
     return replace(proof, detail=detail, exercised=proof.exercised if is_met else False)
 
@@ -400,7 +406,7 @@ async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequ
     processes = processes_of(target)
     watched = [host for host in victims if host not in _downed(in_force)]
     if not watched:
-        return Proof(proven=False, detail="every victim is held by another fault")
+        return Proof(proven=False, detail="every victim is kept down by another fault")
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + CRASH_TIMEOUT_S
     before = {host: (await processes.look(host)).starts for host in watched}

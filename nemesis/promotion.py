@@ -1,4 +1,4 @@
-"""The nemesis `promote`: the master of classic HA ends, and an operator makes a slave the master.
+"""The nemesis `promote`: the classic HA master is stopped, and an operator promotes a slave to master.
 
 Classic HA has no elections. The slave with the longest log is restarted as the master, and every replica's
 configuration names it; the former master comes back as a slave. Messages that only the former master had are given up,
@@ -34,7 +34,7 @@ class Promote(FormNemesis):
     """Ends the master and promotes a slave."""
 
     name = "promote"
-    description = "the master of classic HA ends, and an operator makes a slave the master"
+    description = "the classic HA master is stopped, and an operator promotes a slave to master"
     step_timeout_s = STEP_TIMEOUT_S
     is_of_all = False
     """It gives up messages by design, so a run includes it only when asked to."""
@@ -47,7 +47,7 @@ class Promote(FormNemesis):
         ),
         "switch": Form(
             name="switch",
-            description="the same after an orderly end of the master (SIGTERM)",
+            description="the same after an orderly shutdown of the master (SIGTERM)",
             needs=NEEDS,
             targets=("leader",),
         ),
@@ -58,7 +58,7 @@ class Promote(FormNemesis):
         planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         problem = planned.problem
         if problem is None and len(planned.value["hosts"]) != 1:
-            problem = "one master is ended at a time: promote=failover@leader"
+            problem = "only one master can be stopped at a time: use promote=failover@leader"
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
@@ -76,7 +76,8 @@ class Promote(FormNemesis):
         slaves = {view.host: view for view in (best, *await views_of(target)) if view.host != master}
         if len(slaves) > 1 and all(view.end < 0 for view in slaves.values()):
             raise RuntimeError(
-                "no slave says how far its log goes, so nobody knows which to promote (a plug-in: by Status(end=...))"
+                "no slave reports how far its log goes, so it is unknown which one to promote (plug-ins report it in "
+                "Status(end=...))"
             )
         longest = max(slaves.values(), key=lambda view: (view.end, view.host))
         await operator_of(target).promote(injection.fault_id, longest.host)
@@ -92,8 +93,10 @@ class Promote(FormNemesis):
             target, lambda view: view.takes_writes and view.host != former, timeout_s=TAKES_WRITES_TIMEOUT_S
         )
         if view is None:
-            return Proof(proven=False, detail="no other replica takes writes", checked=len(target.hosts))
-        return Proof(proven=True, exercised=True, detail=f"{view.host} is the master, {former} was", checked=2)
+            return Proof(proven=False, detail="no other replica accepts writes", checked=len(target.hosts))
+        return Proof(
+            proven=True, exercised=True, detail=f"{view.host} is the master, which was {former} before", checked=2
+        )
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start the former master, as the slave that it is now. Idempotent."""

@@ -105,7 +105,7 @@ def told_apart(counts: Mapping[str, int], shared: Collection[str]) -> tuple[bool
     The counts of hosts in `shared` also count for another fault, and may all be due to that one."""
     hit = {host for host, count in counts.items() if count > 0}
     unclear = sorted(hit.intersection(shared))
-    note = f"; of {', '.join(unclear)} perhaps by another such fault alone" if unclear else ""
+    note = f"; those on {', '.join(unclear)} may all be due to another such fault" if unclear else ""
     return (None if unclear and hit == set(unclear) else bool(hit)), note
 
 

@@ -34,33 +34,33 @@ class ResourcesNemesis(FormNemesis):
     """Limits what replicas may use. See the module's docstring."""
 
     name = "resources"
-    description = "replicas run out of processor time, memory, processes or descriptors"
+    description = "replicas run out of CPU time, memory, processes or file descriptors"
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
             Form(
                 name="cpu",
-                description="2 to 10 % of one processor for all processes of a replica together",
+                description="all processes of a replica share 2 to 10 % of one CPU",
                 needs=(("resources", "cpu"),),
                 targets=("leader", "one", "minority"),
             ),
             Form(
                 name="memory",
-                description="1 to 4 MiB beyond the data that it holds, and no more than it uses: the kernel takes back "
-                "what it can, and kills when there is nothing left to take",
+                description="a limit of 1 to 4 MiB above the data that the replica holds, and at most what it uses: "
+                "the kernel reclaims what it can, and kills when nothing is left to reclaim",
                 needs=(("resources", "memory"),),
                 targets=("leader", "one"),
             ),
             Form(
                 name="processes",
-                description="no process and no thread more than there are: fork and clone fail with EAGAIN",
+                description="no processes or threads beyond those that exist: fork and clone fail with EAGAIN",
                 needs=(("resources", "processes"),),
                 targets=("leader", "one"),
                 is_cycled=False,  # most systems start all that they need when they are started
             ),
             Form(
                 name="descriptors",
-                description="no descriptor beyond those in use: open, accept and connect fail with EMFILE",
+                description="no file descriptors beyond those in use: open, accept and connect fail with EMFILE",
                 needs=(("resources", "descriptors"),),
                 targets=("leader", "one", "minority"),
             ),
@@ -96,7 +96,7 @@ class ResourcesNemesis(FormNemesis):
         kind, down = self._form_of(injection), hosts_kept_from(Activity.RUN, in_force)
         victims = [host for host in injection.value["hosts"] if host not in down]
         if not victims:
-            return Proof(proven=False, detail="every victim is held by another fault")
+            return Proof(proven=False, detail="every victim is kept down by another fault")
         limited = self._limited_by(in_force, kind)
         others = [host for host in target.hosts if host not in {*injection.value["hosts"], *down, *limited}]
         used = await self._uses(target, kind, [*victims, *others])
@@ -124,9 +124,9 @@ class ResourcesNemesis(FormNemesis):
             if (now_met := used[host].met) is not None and then_met is not None
         }
         exercised, note = told_apart(counts, self._limited_by(injection.beside, self._form_of(injection)))
-        detail = f"met {plural(sum(counts.values()), 'time')} on {plural(len(counts), 'replica')}{note}"
+        detail = f"limit hit {plural(sum(counts.values()), 'time')} on {plural(len(counts), 'replica')}{note}"
         if not counts:
-            detail = "; ".join(f"of {host} nobody counts it: {used[host].detail}" for host in before)
+            detail = "; ".join(f"hits on {host} are not counted: {used[host].detail}" for host in before)
         if exercised is False and (not counts or len(counts) < len(before)):
             exercised = None
         return Proof(
@@ -153,8 +153,8 @@ class ResourcesNemesis(FormNemesis):
         used = await self._uses(target, kind, freed)
         failed = [f"{host} is still limited: {use.detail}" for host, use in used.items() if use.is_limited]
         failed += running.failed
-        free = plural_with(len(freed), "replica", ("is limited", "are limited"))
-        detail = "; ".join(failed[:3]) if failed else f"{free} no more; {running.detail}"
+        free = plural_with(len(freed), "replica", ("is no longer limited", "are no longer limited"))
+        detail = "; ".join(failed[:3]) if failed else f"{free}; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
     def _limited_by(self, faults: Sequence[Injection], kind: str) -> frozenset[str]:

@@ -33,12 +33,13 @@ class Restart(FormNemesis):
     """Restarts replicas one after the other."""
 
     name = "restart"
-    description = "an operator restarts the replicas in order, one by one"
+    description = "an operator restarts the replicas one after the other"
     step_timeout_s = STEP_TIMEOUT_S
     forms: Mapping[str, Form] = {
         "rolling": Form(
             name="rolling",
-            description="SIGTERM, start, and the next one when the replica serves again; in an order by the seed",
+            description="SIGTERM and start, then the next replica once this one serves again; the seed decides the "
+            "order",
             needs=(("processes", "kill"),),
             targets=("all",),
         )

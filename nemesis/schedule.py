@@ -119,9 +119,9 @@ class Schedule:
         `known` maps nemeses to their variants; without it any name goes. Raises ScheduleError.
         """
         if not isinstance(data, list):
-            raise ScheduleError([f"a schedule is a list of events, not {type(data).__name__}"])
+            raise ScheduleError([f"a schedule must be a list of events, not {type(data).__name__}"])
         if len(data) > MAX_EVENTS:
-            raise ScheduleError([f"{len(data)} events are more than the {MAX_EVENTS} of a schedule"])
+            raise ScheduleError([f"a schedule has at most {MAX_EVENTS} events, not {len(data)}"])
         problems: list[str] = []
         usable: list[tuple[int, Mapping[str, Any]]] = []
         for number, entry in enumerate(data, start=1):
@@ -139,16 +139,16 @@ class Schedule:
 def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> list[str]:
     """What is wrong with one event on its own."""
     if not isinstance(entry, dict):
-        return [f"an event is an object, not {type(entry).__name__}"]
-    problems = [f"unknown field {name!r}; fields are: {', '.join(_FIELDS)}" for name in entry if name not in _FIELDS]
+        return [f"an event must be an object, not {type(entry).__name__}"]
+    problems = [f"unknown field {name!r}; known: {', '.join(_FIELDS)}" for name in entry if name not in _FIELDS]
     at_s = entry.get("at_s")
     if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not math.isfinite(at_s) or at_s < 0:
-        problems.append(f"at_s must be seconds from 0 on, not {at_s!r}")
+        problems.append(f"at_s must be a number of seconds, 0 or more, not {at_s!r}")
     action = entry.get("action")
     if action not in (INJECT, HEAL):
         problems.append(f"action must be {INJECT} or {HEAL}, not {action!r}")
     if not isinstance(entry.get("id"), str) or not entry["id"]:
-        problems.append(f"id must be a word that names the fault, not {entry.get('id')!r}")
+        problems.append(f"id must be a name for the fault, not {entry.get('id')!r}")
     for name in ("nemesis", "variant"):
         value = entry.get(name)
         if not isinstance(value, str) and not (value is None and action == HEAL):
@@ -224,11 +224,11 @@ def load_schedule(path: str, *, known: Mapping[str, Collection[str]] | None = No
     try:
         size_bytes = os.stat(path).st_size
         if size_bytes > MAX_FILE_BYTES:
-            raise ScheduleError([f"{path}: {size_bytes} bytes are too many for a schedule"])
+            raise ScheduleError([f"{path}: a schedule file has at most {MAX_FILE_BYTES} bytes, not {size_bytes}"])
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_FILE_BYTES + 1)  # a device or a pipe has no known size, and may never end
         if len(text) > MAX_FILE_BYTES:
-            raise ScheduleError([f"{path}: more than {MAX_FILE_BYTES} characters are too many for a schedule"])
+            raise ScheduleError([f"{path}: a schedule file has at most {MAX_FILE_BYTES} characters"])
         data = json.loads(text)
     except OSError as error:
         raise ScheduleError([f"cannot read {path}: {error.strerror}"]) from None
@@ -270,11 +270,11 @@ def periodic(
         count = math.floor((time_limit_s - start_s + off_s) / (on_s + off_s) + 1e-9)
         if count < 1:
             problems.append(
-                f"a time limit of {time_limit_s:g} s holds no fault: "
+                f"a time limit of {time_limit_s:g} s is too short for a fault: "
                 f"{start_s:g} s of quiet and {on_s:g} s of fault need {start_s + on_s:g} s"
             )
         elif 2 * count > MAX_EVENTS:
-            problems.append(f"{count} faults are more than the {MAX_EVENTS // 2} of a schedule")
+            problems.append(f"a schedule has at most {MAX_EVENTS // 2} faults, not {count}")
     if problems:
         raise ScheduleError(problems)
 

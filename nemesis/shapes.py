@@ -58,14 +58,14 @@ def named_problem(text: str, hosts: Sequence[str] | None = None) -> str | None:
     groups = _named_groups(text)
     names = [name for group in groups for name in group]
     if len(groups) < 2 or (">" in text and ("|" in text or len(groups) != 2)):
-        return f"{text!r} is no cut such as n1+n2|n3 or n1>n2"
+        return f"{text!r} is not a cut such as n1+n2|n3 or n1>n2"
     if len(set(names)) != len(names):
         return f"the cut {text} names a host twice"
     if hosts is None:
         odd = [name for name in names if not (name[:1] == "n" and name[1:].isdigit())]
     else:
         odd = [name for name in names if name not in hosts]
-    return f"the cut {text} names {odd[0]!r}, which is no host" if odd else None
+    return f"the cut {text} names {odd[0]!r}, which is not a host" if odd else None
 
 
 def named_grudge(text: str) -> Grudge:
@@ -179,7 +179,7 @@ class Shape:
         if self.needs_leader and leader is None:
             raise ShapeError(f"partition shape {self.name} needs to know the leader")
         if self.needs_leader and leader not in hosts:
-            raise ShapeError(f"partition shape {self.name}: leader {leader} is none of {', '.join(hosts)}")
+            raise ShapeError(f"partition shape {self.name}: leader {leader} is not one of {', '.join(hosts)}")
         return self.make(hosts, rng, leader)
 
 
@@ -198,7 +198,7 @@ SHAPES: Mapping[str, Shape] = {
             minimum_hosts=2,
             make=_random_halves,
         ),
-        Shape(name="one", description="one random host alone", minimum_hosts=2, make=_one),
+        Shape(name="one", description="one random host against the rest", minimum_hosts=2, make=_one),
         Shape(
             name="majority-minority",
             description="a random minority, of random size, against the majority",
@@ -225,14 +225,14 @@ SHAPES: Mapping[str, Shape] = {
         ),
         Shape(
             name="leader",
-            description="the leader alone",
+            description="the leader against the rest",
             minimum_hosts=2,
             needs_leader=True,
             make=_leader,
         ),
         Shape(
             name="leader-minority",
-            description="the leader with as many followers as still make a minority",
+            description="the leader with as many followers as still form a minority",
             # With three or four hosts the largest minority is the leader alone, which is another shape.
             minimum_hosts=5,
             needs_leader=True,

@@ -18,6 +18,7 @@ from nemesis.forms import Form, FormNemesis
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
 from nemesis.target import Clients, SlowClient, Target, UnreadAnswers
+from nemesis.words import plural
 
 __all__ = ["SLOW_CLIENT", "SlowClientNemesis"]
 
@@ -38,7 +39,7 @@ class SlowClientNemesis(FormNemesis):
     """Connects clients that do not read. See the module's docstring."""
 
     name = "slow-client"
-    description = "clients that ask and leave the answers unread, so that they stay with the replica"
+    description = "clients that send requests but do not read the responses, which pile up in the replica"
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
@@ -76,7 +77,7 @@ class SlowClientNemesis(FormNemesis):
         kept = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in kept]
         if not victims:
-            return Proof(proven=False, detail="every victim is held by another fault: it answers nobody")
+            return Proof(proven=False, detail="another fault keeps every victim from answering")
         wanted, looks = int(injection.value["connections"]), 0
         deadline_s = asyncio.get_running_loop().time() + FILL_TIMEOUT_S
         while True:
@@ -99,7 +100,7 @@ class SlowClientNemesis(FormNemesis):
         """The clients still read nothing, or little. A connection that the replica closed counts as exercised, too."""
         unread = await _clients(target).unread(injection.fault_id)
         failed = [
-            f"clients of {host} have read {each.read_bytes} bytes, not {each.may_read_bytes} at most"
+            f"clients of {host} have read {each.read_bytes} bytes, more than the {each.may_read_bytes} allowed"
             for host, each in unread.items()
             if each.read_bytes > each.may_read_bytes
         ]
@@ -119,14 +120,14 @@ class SlowClientNemesis(FormNemesis):
         while True:
             unread = await _clients(target).unread(injection.fault_id)
             left = {host: each.connections for host, each in unread.items() if each.connections}
-            failed = [f"{host} still has {count} of them" for host, count in left.items()]
+            failed = [f"{host} still has {count} of these connections" for host, count in left.items()]
             if not failed or asyncio.get_running_loop().time() > deadline_s:
                 break
             await asyncio.sleep(POLL_S)
         asked = [host for host in injection.value.get("hosts", ()) if host not in kept]
         return Proof(
             proven=not failed,
-            detail="; ".join(failed[:3]) if failed else f"nothing is left of them at {len(asked)} replicas",
+            detail="; ".join(failed[:3]) if failed else f"no slow client is left on {plural(len(asked), 'replica')}",
             checked=len(asked),
             failed=failed,
         )
@@ -134,9 +135,9 @@ class SlowClientNemesis(FormNemesis):
 
 def _not_stuck(host: str, unread: UnreadAnswers | None, wanted: int) -> str | None:
     if unread is None or unread.stuck < wanted:
-        return f"{host}: {unread or 'no such client is connected'}, not in those of {wanted}"
+        return f"{host}: {unread or 'no such client is connected'}; expected {wanted} connections with unread responses"
     if unread.read_bytes > unread.may_read_bytes:
-        return f"clients of {host} have read {unread.read_bytes} bytes, not {unread.may_read_bytes} at most"
+        return f"clients of {host} have read {unread.read_bytes} bytes, more than the {unread.may_read_bytes} allowed"
     return None
 
 

@@ -145,7 +145,7 @@ class LinkTraffic:
             stopped_connections=self.stopped_connections - earlier.stopped_connections,
         )
         if min(found.passed_bytes, found.stopped_bytes, found.stopped_connections) < 0:
-            raise ValueError("the counters of a link began anew: nothing can be said of what passed it")
+            raise ValueError("the counters of a link were reset: its traffic is not known")
         return found
 
 
@@ -633,9 +633,9 @@ class UnreadAnswers:
     closed: int = 0
 
     def __str__(self) -> str:
-        ended = f", {self.closed} ended by the replica" if self.closed else ""
-        queued = f"{self.queued_bytes} bytes in the send queues of {self.stuck} connections"
-        return f"{queued} of {self.connections}, {self.read_bytes} read{ended}"
+        ended = f", {self.closed} closed by the replica" if self.closed else ""
+        queued = f"{self.queued_bytes} bytes in the send queues of {self.stuck}"
+        return f"{queued} of {self.connections} connections, {self.read_bytes} bytes read{ended}"
 
 
 class Clients(Protocol):

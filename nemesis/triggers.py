@@ -26,14 +26,14 @@ TRIGGER_TIMEOUT_S = 3.0
 MAX_DELAY_S = 60.0
 
 KINDS: Mapping[str, str] = {
-    "voting": "a member begins to write down a term or a vote",
-    "voted": "a member has written down a vote",
-    "elected": "a member leads",
-    "promoted": "a leader's broker takes messages",
-    "matched": "a follower has found an entry in its log to be the leader's",
+    "voting": "a member begins to persist a term or a vote",
+    "voted": "a member has persisted a vote",
+    "elected": "a member has become the leader",
+    "promoted": "a leader's broker accepts messages",
+    "matched": "a follower has found an entry in its log that matches the leader's",
     "storing": "a member begins to write and sync entries",
     "truncating": "a follower removes entries from the end of its log",
-    "recovered": "a member has read its log after a start",
+    "recovered": "a member has recovered its log after a start",
 }
 """Trigger -> what happens."""
 
@@ -80,7 +80,7 @@ def trigger_problem(text: object) -> str | None:
     place, plus, delay = text.partition("+")
     kind, at, host = place.partition("@")
     if kind not in KINDS:
-        return f"there is no trigger {kind!r}; there are: {', '.join(KINDS)}"
+        return f"unknown trigger {kind!r}; known: {', '.join(KINDS)}"
     if at and not (host[:1] == "n" and host[1:].isdigit()):
         return f"a trigger occurs on a host such as n1, not on {host!r}"
     if plus:
@@ -89,5 +89,5 @@ def trigger_problem(text: object) -> str | None:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds <= MAX_DELAY_S:
-            return f"what follows + must be 0 to {MAX_DELAY_S:g} seconds, not {delay!r}"
+            return f"the delay after + must be 0 to {MAX_DELAY_S:g} seconds, not {delay!r}"
     return None

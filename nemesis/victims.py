@@ -28,8 +28,8 @@ LEADER_INTERVAL_S = 0.2
 
 TARGETS: Mapping[str, str] = {
     "one": "one random host",
-    "minority": "as many random hosts as still make a minority",
-    "majority": "as few random hosts as already make a majority",
+    "minority": "the largest possible minority, of random hosts",
+    "majority": "the smallest possible majority, of random hosts",
     "leader": "the leader",
     "followers": "every host but the leader",
     "all": "every host",
@@ -58,7 +58,7 @@ def target_problem(word: str, hosts: Sequence[str] | None = None) -> str | None:
         return None
     names = word.split("+")
     if not all(names) or len(set(names)) != len(names):
-        return f"target {word!r} is no list of hosts such as n1+n3"
+        return f"target {word!r} is not a list of hosts such as n1+n3"
     if hosts is None:
         if all(name[:1] == "n" and name[1:].isdigit() for name in names):
             return None

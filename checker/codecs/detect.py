@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 24
 _PARQUET = b"PAR1"
 #: Advice for a file that takes more than the standard library.
 PARQUET_HINT = (
-    "a Parquet file, which `harness check` reads where it is no pipe; in Python, pass its rows to "
+    "a Parquet file, which `harness check` reads from a file, not from a pipe; in Python, pass its rows to "
     "checker.codecs.read_rows"
 )
 #: First bytes of UTF-16 text and gzip files.

@@ -86,7 +86,7 @@ def _atom(token: str) -> Any:
     if (first.isdigit() or first in "+-") and "_" not in token:
         return _number(token)
     if first == "^":
-        raise EdnError("metadata (^) is no EDN", 1)
+        raise EdnError("metadata (^) is not EDN", 1)
     return _CONSTANTS.get(token, token)
 
 
@@ -103,7 +103,7 @@ def _number(token: str) -> Any:
     if math.isfinite(found):
         return _decimal(token) if token[-1] == "M" else found
     if any(map(str.isdigit, token)):
-        raise EdnError(f"{short(token)} is larger than any number that can be told from others", 1)
+        raise EdnError(f"{short(token)} is too large: it would be read as infinity", 1)
     return token  # a symbol, as +inf
 
 
@@ -157,7 +157,7 @@ def _forms(
             continue
         if token in "])}":
             if not stack or stack[-1][0][-1] != _CLOSERS[token]:
-                raise EdnError(f"{token!r} closes nothing", _line(text, match.start(), first_line))
+                raise EdnError(f"unmatched {token!r}", _line(text, match.start(), first_line))
             opener, inner, _ = stack.pop()
             items = stack[-1][1] if stack else None
             value = _collection(opener, inner, text, match.start(), first_line)
@@ -170,7 +170,7 @@ def _forms(
             continue
         elif token[0] == "#" and token[:2] != "##":
             if not _TAGGED.match(text, end):
-                raise EdnError(f"nothing stands behind {token[:40]!r}", _line(text, match.start(), first_line))
+                raise EdnError(f"nothing follows {token[:40]!r}", _line(text, match.start(), first_line))
             continue
         else:
             try:

@@ -192,14 +192,14 @@ def _why(line: bytes, error: Exception) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"not JSON: {name} is no number that JSON has")
+    raise ValueError(f"not JSON: {name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     """The number.  Raises ``ValueError`` for one so large that it could not be distinguished from others."""
     found = float(text)
     if math.isinf(found):
-        raise ValueError(f"not JSON: {text[:SHOWN_BYTES]} is larger than any number that can be told from others")
+        raise ValueError(f"not JSON: {text[:SHOWN_BYTES]} is too large: it would be read as infinity")
     return found
 
 
@@ -367,4 +367,4 @@ def _elements(text: str, at: int, line: int, source: str) -> Iterator[tuple[Any,
         is_first = False
     if text[at + 1 :].strip():
         behind = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
-        raise FormatError(source, line + text.count("\n", at, behind), "text behind the end of the array")
+        raise FormatError(source, line + text.count("\n", at, behind), "text after the end of the array")

@@ -56,7 +56,7 @@ def _read(text: str, file: FileEvents, parse: Parse) -> History:
         file.feed(events, numbers)
     if text and not text.endswith("\n"):
         # Only in these formats can a truncated line still parse; and many files have no line end at the end.
-        file.note("the last line has no end: it may be cut short, and others behind it be missing")
+        file.note("the last line does not end in a newline: it may be cut short, and further lines may be missing")
     return file.finish()
 
 
@@ -89,7 +89,7 @@ def read_jepsen_log_text(text: str, file: FileEvents) -> History:
         if value not in memory:
             forms = parse_edn(value)
             if len(forms) > 1:
-                raise ValueError(f"one value belongs behind {kind} {f}, not {len(forms)}")
+                raise ValueError(f"one value must follow {kind} {f}, not {len(forms)}")
             first = forms[0] if forms else None
             memory[value] = first
         found = memory[value]

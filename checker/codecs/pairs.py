@@ -60,8 +60,8 @@ def split_keys(history: History, source: str, *, lenient: bool) -> None:
             if _is_pair(result) and result[0] != value[0] and exact(result[0]) != exact(value[0]):
                 if history.status[row] != OK:
                     continue
-                asked = f"{history.f[row]!r} of process {history.process[row]} was asked of key {value[0]!r}"
-                problem = f"operation {row}: {asked}, and answered of key {result[0]!r}"
+                asked = f"{history.f[row]!r} of process {history.process[row]} was invoked on key {value[0]!r}"
+                problem = f"operation {row}: {asked}, and completed with key {result[0]!r}"
                 if not lenient:
                     raise FormatError(source, None, problem, can_be_left_out=True)
                 history.leave_out(f"{source}: {problem}")

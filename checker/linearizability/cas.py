@@ -145,7 +145,7 @@ def _chains(values: _Values, initial: Hashable) -> str | None:
         first_return[head] = lowest
         last_invoke[head] = highest
     if reached < len(writer):
-        return "values replace each other in a circle"
+        return "values replace each other in a cycle"
     if zone_conflict(first_return, last_invoke) is not None:
         return "two chains must each precede the other"
     return None

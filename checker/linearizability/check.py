@@ -94,7 +94,7 @@ def _check(
     result = summarise(history, model, outcomes, budget, explained=explained)
     if first and len(groups) > 1 and result.verdict is Verdict.INVALID:
         stats = {**result.stats, "ended_at_first": True}
-        return replace(result, stats=stats, reason=f"{result.reason} (The first found; the check ended there.)")
+        return replace(result, stats=stats, reason=f"{result.reason} (The check stopped at this first violation.)")
     return result
 
 

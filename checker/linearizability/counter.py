@@ -73,11 +73,11 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
     for row, low, high in sorted(read_bounds(history, rows, model.initial), key=lambda read: history.returned[read[0]]):
         result = history.result[row]
         if not isinstance(result, NUMBERS) or not low <= result <= high:
-            text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
+            text = f"{named_row(history, row, model)} is outside the range that additions allow: {low} to {high}."
             return Violation(rows=tuple(rows), text=text, minimal=False, named=(row,))
         is_open = is_open or low != high
     if is_open:
-        raise NotApplicable("an addition ran beside a read, so bounds do not settle it")
+        raise NotApplicable("an addition was concurrent with a read, so bounds are not enough")
     if any(history.status[row] == INFO and history.f[row] != "read" for row in rows):
-        raise NotApplicable("an addition crashed, so bounds do not settle it")
+        raise NotApplicable("an addition crashed, so bounds are not enough")
     return None

@@ -178,7 +178,7 @@ class _Deal:
 
     def _tested(self, flows: Flows) -> Violation | None:
         if self._tests_left <= 0:
-            raise NotApplicable("it matters what takes of unknown outcome have taken")
+            raise NotApplicable("the verdict depends on what takes of unknown outcome have taken")
         self._tests_left -= 1
         violation = self._test(flows)
         if violation is not None:

@@ -131,7 +131,7 @@ def _try_special(
         with budget.watched(len(outcome.rows) * per_row):
             violation = engine(history, outcome.rows, model)
     except LimitReached as limit:
-        outcome.engine, outcome.reason = name, f"{limit} by {name}, which says nothing before its end"
+        outcome.engine, outcome.reason = name, f"{limit} by {name}, which decides nothing before it has finished"
         return True
     except NotApplicable as why:
         if isinstance(why.__cause__, TypeError) and not frozen:

@@ -90,7 +90,7 @@ def _gather(history: History, rows: Sequence[int], model: Model) -> Flows | Viol
         if source is None:
             failed = [r for r in rows if history.f[r] in puts and history.value[r] == value]
             why = "whose put failed" if failed else "which nobody had put in"
-            text = f"{named_row(history, row, model)} gave {short(value)}, {why}."
+            text = f"{named_row(history, row, model)} returned {short(value)}, {why}."
             return Violation(rows=(*failed, row), text=text)
         if returned < source[1]:
             put = named_row(history, source[0], model)
@@ -161,7 +161,7 @@ def found_nothing(history: History, flows: Flows, model: Model, row: int, chain:
     involved = [flows.into[value][0] for value in chain]
     involved += [flows.out[value][0] for value in chain if value in flows.out]
     text = (
-        f"{named_row(history, row, model)} found nothing, although all the while something was inside: "
+        f"{named_row(history, row, model)} found nothing, although at every moment at least one of these was inside: "
         f"{', '.join(map(short, chain[:10]))}."
     )
     return Violation(rows=tuple(sorted({*involved, row})), text=text)

@@ -298,7 +298,7 @@ def _below_zero(history: History, rows: Sequence[int]) -> Violation:
         if history.status[row] == OK:
             f, result = history.f[row], history.result[row]
             if (result[0] if f == "append" else result["tail"] if f == "read" else result) < 0:
-                text = f"{named_row(history, row)} tells of a place before the first."
+                text = f"{named_row(history, row)} reports an offset or a tail below zero."
                 return Violation(rows=(row,), text=text)
     raise AssertionError("found a rank below zero, then none")
 
@@ -334,7 +334,8 @@ def _two_values(
 ) -> Violation:
     holder = _holder(history, rows, shown_by, offset)
     text = (
-        f"Offset {offset} holds {short(known)} by {named_row(history, holder)}, but {short(value)} by "
+        f"Offset {offset} holds {short(known)} according to {named_row(history, holder)}, but {short(value)} "
+        "according to "
         f"{named_row(history, row)}."
     )
     chosen = tuple(sorted({*_appends(history, rows, value, known), holder, row}))
@@ -346,8 +347,8 @@ def _two_places(
 ) -> Violation:
     holder = _holder(history, rows, shown_by, other)
     text = (
-        f"{short(value)}, appended once, is at offset {other} by {named_row(history, holder)} and at offset {offset} "
-        f"by {named_row(history, row)}."
+        f"{short(value)}, appended once, is at offset {other} according to {named_row(history, holder)} and at offset "
+        f"{offset} according to {named_row(history, row)}."
     )
     return Violation(rows=tuple(sorted({*_appends(history, rows, value), holder, row})), text=text)
 

@@ -94,7 +94,8 @@ def _overlooked(history: History, flows: Flows, model: PriorityQueue, value: Any
     row = flows.out[value][0]
     involved = [flows.into[v][0] for v in chain] + [flows.out[v][0] for v in chain if v in flows.out]
     text = (
-        f"{named_row(history, row, model)}, although all the while something that comes first was inside: "
+        f"{named_row(history, row, model)}, although at every moment at least one of these, which come first, was "
+        "inside: "
         f"{', '.join(map(short, chain[:10]))}."
     )
     return Violation(rows=tuple(sorted({*involved, row, flows.into[value][0]})), text=text)

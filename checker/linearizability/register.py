@@ -117,7 +117,10 @@ def impossible_read(history: History, rows: Sequence[int], model: Register) -> V
         begins = earliest.get
         for row, f, seen, status, done in zip(rows, fs, results, statuses, returned, strict=True):
             if f == "read" and status == OK and begins(seen, NEVER) > done and (none_counts or seen is not None):
-                text = f"{named_row(history, row)} returned {short(seen)}, which nobody had asked to write by then."
+                text = (
+                    f"{named_row(history, row)} returned {short(seen)}, but no write of that value had been invoked "
+                    "by then."
+                )
                 later = [r for r in rows if history.status[r] != FAIL and _writes(history, r, seen)]
                 return Violation(rows=(row, *later[:1]), text=text)
     except TypeError:
@@ -228,7 +231,10 @@ def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, 
         reason = f"{named_row(history, first)} returned before {named_row(history, last)} was invoked"
         sentences.append(f"{short(before)} must come before {short(after)}, because {reason}")
         edges.append(Edge(source=chosen.index(first), target=chosen.index(last), kind="realtime", reason=reason))
-    text = f"{sentences[0]}; but {sentences[1]}. No value is written twice, so the register cannot return to one."
+    text = (
+        f"{sentences[0]}; but {sentences[1]}. No value is written twice, so the register cannot return to an earlier "
+        "value."
+    )
     return Violation(rows=chosen, text=text, edges=tuple(edges))
 
 

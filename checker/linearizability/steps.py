@@ -41,7 +41,7 @@ def unusable(history: History, model: Model, error: Exception) -> HistoryError:
         except VALUE_ERRORS as first:
             what, error = named_row(history, row), first
             if status == OK:
-                what += f", which answered {short(result)}"
+                what += f", which returned {short(result)}"
             break
     return HistoryError(f"a {model.name} cannot be used with {what} ({type(error).__name__}: {short(str(error))})")
 
@@ -51,9 +51,9 @@ def unknown_functions(history: History, model: Model) -> ModelError:
     can be found."""
     unknown = sorted(set(history.f) - model.functions)
     first = next(row for row, f in enumerate(history.f) if f in unknown)
-    unnamed = ", for which events without an 'f' are taken" if UNNAMED_FUNCTION in unknown else ""
+    unnamed = ", which stands for events without an 'f'" if UNNAMED_FUNCTION in unknown else ""
     return ModelError(
-        f"model {model.name} knows {', '.join(sorted(model.functions))}; the history has "
+        f"model {model.name} accepts {', '.join(sorted(model.functions))}; the history has "
         f"{', '.join(map(short, unknown))}{unnamed}: first {named_row(history, first)}"
     )
 

@@ -43,10 +43,10 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
     """A violation, or ``None`` for a linearizable history of a :class:`FetchAndAdd`.
 
     Raises :class:`NotApplicable` for amounts that are not positive whole numbers, for an initial sum that is not a
-    whole number, and if additions of unknown outcome and of several amounts would have to fill a gap.
+    whole number, and if additions of unknown outcome, with different amounts, would have to fill a gap.
     """
     if not isinstance(model.initial, int):
-        raise NotApplicable("the first sum is no whole number")
+        raise NotApplicable("the initial sum is not a whole number")
     seen: list[_Seen] = []
     wrong: list[int] = []
     crashed: list[_Crashed] = []
@@ -56,7 +56,7 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
             continue
         amount = 0 if f == "read" else 1 if value is None else value
         if f != "read" and (amount.__class__ is not int or amount <= 0):  # adding to a large float may not change it
-            raise NotApplicable("an amount is no positive whole number")
+            raise NotApplicable("an amount is not a positive whole number")
         if status == INFO:
             crashed.append(_Crashed(history.invoked[row], amount, row))
         elif (before := _whole(history.result[row])) is None or before < model.initial:
@@ -65,7 +65,7 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
             seen.append(_Seen(before, before + amount, row))
     if wrong:
         first = min(wrong, key=history.returned.__getitem__)
-        text = f"{named_row(history, first, model)} gave what no additions to {model.initial} make."
+        text = f"{named_row(history, first, model)} returned a sum that additions to {model.initial} cannot produce."
         return Violation(rows=(first,), text=text)
     seen.sort()
     return _beside(history, seen, model) or _out_of_order(history, seen, model) or _gap(history, seen, crashed, model)
@@ -86,11 +86,11 @@ def _beside(history: History, seen: Sequence[_Seen], model: FetchAndAdd) -> Viol
         if each.before < last.after:
             both = f"{named_row(history, last.row, model)} and {named_row(history, each.row, model)}"
             if each.after == each.before:
-                text = f"{both}: no sum is between {last.before} and {last.after}, which the addition makes of it."
+                text = f"{both}: the addition leads from {last.before} directly to {last.after}."
             elif each.before == last.before:
-                text = f"{both} gave the same sum, although each adds to it."
+                text = f"{both} returned the same sum, although each of them adds to it."
             else:
-                text = f"{both}: the former leads from {last.before} to {last.after} at once."
+                text = f"{both}: the former leads from {last.before} directly to {last.after}."
             return Violation(rows=tuple(sorted((last.row, each.row))), text=text)
     return None
 
@@ -138,10 +138,10 @@ def _gap(history: History, seen: Sequence[_Seen], crashed: Sequence[_Crashed], m
         in_time = bisect_left(began, (deadline,))
         if wanted <= added[in_time]:
             if len(amounts) > 1:
-                raise NotApplicable("additions of unknown outcome and of several amounts would have to fill a gap")
+                raise NotApplicable("additions of unknown outcome, with different amounts, would have to fill a gap")
             if gap % min(amounts) == 0:
                 continue
-        makes = f"all additions that saw less make {last.after}"
+        makes = f"all additions that saw a smaller sum lead to {last.after}"
         if last.row >= 0:
             makes += f" ({named_row(history, last.row, model)} is the last)"
         involved = {last.row, each.row} - {-1}
@@ -149,7 +149,7 @@ def _gap(history: History, seen: Sequence[_Seen], crashed: Sequence[_Crashed], m
             soonest = next(one.row for one in seen if history.returned[one.row] == deadline)
             involved |= {soonest, *(one.row for one in began)}
             by = "it" if soonest == each.row else named_row(history, soonest, model)
-            makes += f", and those of unknown outcome that began before {by} returned, {added[in_time]} in all, do not"
-            makes += f" add up to what is missing by then, {wanted} in all"
+            makes += f", and those of unknown outcome invoked before {by} returned, {added[in_time]} in total, do not"
+            makes += f" add up to what is missing by then, {wanted} in total"
         return Violation(rows=tuple(sorted(involved)), text=f"{named_row(history, each.row, model)}, but {makes}.")
     return None

@@ -22,7 +22,7 @@ __all__ = [
     "elements_shown",
 ]
 
-PUT_NOTHING = "null was put in, which nobody could tell from finding nothing when it is taken"
+PUT_NOTHING = "null was put in, which cannot be told from finding nothing when it is taken"
 
 
 def elements_shown(result: Any) -> Collection[Any]:

@@ -72,7 +72,7 @@ def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no number that JSON has")  # NaN does not equal itself, so it stays a string
+    raise ValueError(f"{word} is not a JSON number")  # NaN does not equal itself, so it stays a string
 
 
 def _split(text: str) -> list[str]:

@@ -61,7 +61,7 @@ class _RegisterJudge(Judge):
         if call.f == "read" and result is None and not self._none_counts:
             return None
         if zone is None:
-            return f"{who} returned a value that nobody had written, or that had been overwritten for certain"
+            return f"{who} returned a value that nobody had written, or that had certainly been overwritten"
         if zone.first_return == NOT_YET:
             zone.first_return = now
             self._by_return.append(zone)

@@ -58,7 +58,7 @@ class Transactions:
             if status == OK and done is None:
                 steps = [step for step in steps if step[0] != "r"]
             elif status == OK and asked and self.altered is None and not _has_writes_of(steps, asked):
-                self.altered = f"{named_row(history, row)} answered with other writes than it was asked for"
+                self.altered = f"{named_row(history, row)} returned other writes than it was invoked with"
             self.steps.append(steps)
         if not _UNLIKE_JSON.isdisjoint(map(type, chain.from_iterable(lists))):
             self.steps = [
@@ -87,7 +87,7 @@ class Transactions:
         keys = set()
         for row, key, value in self.writes((*self.unknown, *self.committed)):
             if (key, value) in writer:
-                text = f"{short(value)} is {verb} twice to {short(key)}: the history cannot be judged by it"
+                text = f"{short(value)} is {verb} twice to {short(key)}: reads of it do not show which write they saw"
                 found.add(kind, (writer[key, value], row), text)
                 keys.add(key)
             writer[key, value] = row

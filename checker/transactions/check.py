@@ -82,10 +82,10 @@ CUT_TIMEOUT_S = 5.0
 BYTES_PER_TRANSACTION = 6_000
 
 _MEANING = {
-    WW: "the next version of a key that the former wrote is the latter's",
+    WW: "the latter wrote the version of a key that follows the former's",
     WR: "the latter read what the former wrote",
     RW: "the former read a version that the latter replaced",
-    PROCESS: "the same process did the former first",
+    PROCESS: "the same process ran the former first",
     REALTIME: "the former returned before the latter was invoked",
 }
 
@@ -409,7 +409,7 @@ def _with_evidence(transactions: Transactions, witness: Witness, question: _Ques
     return replace(
         witness,
         operations=(*witness.operations, *history.operations(rows)),
-        text=f"{witness.text} That order, or that it happened, is known from {readers}.",
+        text=f"{witness.text} That order, or that these committed, follows from {readers}.",
     )
 
 
@@ -430,5 +430,5 @@ def _cycle_witness(transactions: Transactions, name: str, cycle: Cycle) -> Witne
         edges.append(Edge(source=position, target=target, kind=KINDS[kind], reason=_MEANING[kind]))
         sentences.append(f"T{node} -{KINDS[kind]}-> T{steps[target][0]} ({_MEANING[kind]})")
     listed = "; ".join(described(transactions, node) for node, _ in steps[:8])
-    text = f"{name}: {'; '.join(sentences[:8])}; a circle. Here {listed}."
+    text = f"{name}: {'; '.join(sentences[:8])}; this is a cycle. Here {listed}."
     return Witness(operations=history.operations([node for node, _ in steps]), text=text, edges=tuple(edges))

@@ -171,7 +171,7 @@ def _could_be_once(transactions: Transactions, keys: _Keys, read: tuple[int, Any
     one, other = ([value for value in some if value in certain] for some in (values, order))
     if one[: len(other)] != other[: len(one)]:
         text = f"{described(transactions, row)} and {described(transactions, holder)} read {short(key)}"
-        found.add("garbage-version", (row, holder), f"{text} in orders of which only one can ever have been there")
+        found.add("garbage-version", (row, holder), f"{text} in two orders that cannot both have existed")
 
 
 def _is_certain(transactions: Transactions, keys: _Keys, key: Any, value: Any) -> bool:
@@ -249,8 +249,8 @@ def _order_of_key(
     for row, value, length in keys.reads[key]:
         if order[: len(value)] != value:
             text = (
-                f"{described(transactions, row)} and {described(transactions, holder)} read {short(key)} in orders "
-                f"that neither extends the other"
+                f"{described(transactions, row)} and {described(transactions, holder)} read {short(key)} in two "
+                f"orders, neither of which extends the other"
             )
             found.add("incompatible-order", (row, holder), text)
             keys.odd.append((row, key, value))

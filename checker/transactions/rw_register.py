@@ -81,7 +81,10 @@ def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
     for row in transactions.committed:
         for f, key, value in transactions.steps[row]:
             if f == "r" and value is None and key in nulls and key not in keys:
-                text = f"{short(key)} was read as null, which it also is before {described(transactions, nulls[key])}"
+                text = (
+                    f"{short(key)} was read as null, which was also its value before "
+                    f"{described(transactions, nulls[key])}"
+                )
                 found.add("null-write", (nulls[key], row), text)
                 keys.add(key)
     return keys

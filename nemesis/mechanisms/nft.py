@@ -270,13 +270,13 @@ class NftCounters:
         found = []
         for host, listing in sorted((await self._listings(hosts)).items()):
             if size_bytes := parse_counter(listing, _IPV6):
-                said = f"{size_bytes} bytes of other hosts have come to {host} over IPv6"
-                found.append(f"{said}, which is to be closed between hosts")
+                said = f"{size_bytes} bytes from other hosts reached {host} over IPv6"
+                found.append(f"{said}, which should be blocked between hosts")
             if size_bytes := parse_counter(listing, _FURTHER):
-                said = f"{size_bytes} bytes of other hosts have come to {host} from addresses by which nothing is cut"
+                said = f"{size_bytes} bytes from other hosts reached {host} from addresses that no cut applies to"
                 sources = ", ".join(sorted(self._further[host])[:_MAX_NAMED])
                 own = f"{self._addresses[host]} of {host}"
-                found.append(f"{said} ({sources}): let them use the addresses of the run alone, as {own}")
+                found.append(f"{said} ({sources}): have them use only the addresses of the run, such as {own}")
         return found
 
     async def _listings(self, hosts: Collection[str]) -> dict[str, str]:

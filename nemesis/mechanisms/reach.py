@@ -37,15 +37,15 @@ _TRAPS: Mapping[str, Collection[str]] = {
 _IN_WORDS: Mapping[str, str] = {
     DYNAMIC: "linked dynamically",
     STATIC: "linked statically",
-    GO: "a Go program, which makes its system calls by itself",
-    SCRIPT: "a script or a wrapper, of which it cannot be known what it will execute",
-    OTHER: "no 64-bit program of this processor",
+    GO: "a Go program, which makes its system calls directly",
+    SCRIPT: "a script or a wrapper, which may execute any kind of program",
+    OTHER: "not a 64-bit program for this CPU",
 }
 
 
 def kind_in_words(kind: str) -> str:
     """A kind of program (launcher/programs.py) as text."""
-    return _IN_WORDS.get(kind, "of a kind that is not known")
+    return _IN_WORDS.get(kind, "of an unknown kind")
 
 
 def mechanism_for(kind: str) -> str:
@@ -71,20 +71,23 @@ def unreached(
         name = f"process {each['pid']} ({each['program'] or 'unknown'})"
         if each["unseen"] and not needs_clock:
             said = " and ".join(each["unseen"])
-            return f"{name} may read and write by {said}, past every disk fault: have it do without"
+            return f"{name} may read and write by {said}, which bypasses every disk fault: configure it not to"
         if mechanism == SECCOMP:
             if needs_clock and each["clock"] is None:
-                return f"the clock of {name} is not moved{': ' + each['problem'] if each['problem'] else ''}"
+                return f"the clock of {name} is not skewed{': ' + each['problem'] if each['problem'] else ''}"
             if not needs_clock and each["filters"] == 0:
-                return f"the calls of {name} are not reported: its program gave it away before it could be seen"
+                return f"the calls of {name} are not reported: it left its program before it could be seen"
             continue
         if each["problem"] and not each["maps"]:
-            return f"{name} cannot be looked into: {each['problem']}"
+            return f"{name} cannot be inspected: {each['problem']}"
         if each["kind"] != DYNAMIC:
-            return f"{name} is {kind_in_words(each['kind'])}: the preloaded shim is of no use (--mechanism seccomp)"
+            return (
+                f"{name} is {kind_in_words(each['kind'])}: the preloaded shim does not work for it (use --mechanism "
+                "seccomp)"
+            )
         if any(path not in each["maps"] for path in needed_files):
             return f"{name} has not loaded the fault shim (--mechanism seccomp reaches any program)"
         if each["root"] and not needs_clock:
             # The shim finds files through /proc, which shows other paths there, or nothing.
-            return f"{name} has a root of its own (chroot), where the shim finds no file (--mechanism seccomp)"
+            return f"{name} has its own root (chroot), where the shim finds no file (use --mechanism seccomp)"
     return None

@@ -239,7 +239,7 @@ def _try_library(library_path: str) -> str | None:
             env={**os.environ, **shim_environment(library_path, control_path, directory)},
         )
     except subprocess.TimeoutExpired:
-        return f"the clock and disk shim does not let {sys.executable} run: no answer within {_TRIAL_TIMEOUT_S:g} s"
+        return f"{sys.executable} does not run under the clock and disk shim: no answer within {_TRIAL_TIMEOUT_S:g} s"
     finally:
         os.unlink(control_path)
     return trial_problem(sys.executable, tried.stdout, tried.stderr, true_s=before_s)

@@ -37,7 +37,7 @@ ATTACH_POLL_S = 0.01
 
 _WHY_NOT_ATTACHED = {
     errno.EEXIST: "the program has a seccomp filter of its own",
-    errno.EBUSY: "a thread does not stand still, or the calls are reported to somebody else",
+    errno.EBUSY: "a thread could not be stopped, or another supervisor receives the calls",
     errno.ESRCH: "its threads have different seccomp filters",
     errno.E2BIG: "the program has too many processes",
 }
@@ -260,22 +260,22 @@ class ShimControls:
     async def _supervised(self, host: str, program: StartedProgram | None) -> str | None:
         counts = None if program is None else await self._counted(host, program)
         if counts is None:
-            return f"the replica of {host} is not counted: its supervisor has not begun"
+            return f"the calls of the replica of {host} are not counted: its supervisor has not started"
         if counts.lost:
-            return f"the supervisor of the replica of {host} was lost: its system calls go on unseen"
+            return f"the supervisor of the replica of {host} was lost: its system calls are no longer seen"
         if counts.unseen and not counts.calls:
-            return f"the files of the replica of {host} may not be looked at: its supervisor lacks the rights"
+            return f"the supervisor of the replica of {host} may not inspect its files: it lacks the rights"
         if counts.traps_failed:
             said = _WHY_NOT_ATTACHED.get(counts.traps_error) or os.strerror(counts.traps_error)
             count = counts.traps_failed
-            return f"the calls of {count} processes of the replica of {host}, running already, are not reported: {said}"
+            return f"the calls of {count} running processes of the replica of {host} cannot be reported: {said}"
         if counts.passed:
             return (
                 f"{counts.passed} files of the replica of {host} have, or had meanwhile, descriptors whose calls are "
-                "not reported (by dup2, or it took them from another program, or changed its user)"
+                "not reported (made by dup2, received from another program, or opened before a change of user)"
             )
         if program is not None and self._awaits_traps(host, program, counts):
-            return f"the calls of the replica of {host} are not reported yet: its supervisor does nothing"
+            return f"the calls of the replica of {host} are not reported yet: its supervisor does not respond"
         return None
 
     async def attached(self, host: str) -> None:
@@ -291,7 +291,7 @@ class ShimControls:
             if all(each.traps_generation >= generation or each.lost for each in waited_for):
                 return
             if loop.time() > deadline_s:
-                raise RuntimeError(f"the supervisor of the replica of {host} does nothing")
+                raise RuntimeError(f"the supervisor of the replica of {host} does not respond")
             await asyncio.sleep(ATTACH_POLL_S)
 
     async def _look(self, host: str, pid: int) -> Sequence[Mapping[str, Any]] | str:
@@ -302,7 +302,7 @@ class ShimControls:
             found: Sequence[Mapping[str, Any]] = json.loads(output)
         except ValueError:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            return f"the replica of {host} cannot be looked into: {said}"
+            return f"the replica of {host} cannot be inspected: {said}"
         return found
 
     def probe_command(self, host: str, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -125,7 +125,7 @@ class ShimClocks:
             if not any(awaited):
                 return
             if loop.time() > deadline_s:
-                raise RuntimeError(f"the clock driver of the replica of {host} does nothing")
+                raise RuntimeError(f"the clock driver of the replica of {host} does not respond")
             await asyncio.sleep(CLOCK_POLL_S)
 
     async def release_all(self) -> None:
@@ -143,8 +143,8 @@ class ShimClocks:
     @staticmethod
     def _only_wall(host: str) -> str:
         return (
-            f"the monotonic clock of {host} cannot be moved: its replica is reached by the vDSO, which has the wall "
-            "clock only (--mechanism preload, for programs that the shim reaches)"
+            f"the monotonic clock of {host} cannot be skewed: its replica is reached through the vDSO, which allows "
+            "that for the wall clock only (--mechanism preload skews both, in programs that the shim reaches)"
         )
 
     async def read(
@@ -166,7 +166,7 @@ class ShimClocks:
             readings = json.loads(output)
         except ValueError:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            raise RuntimeError(f"the clock of {host} cannot be read in the place of its replica: {said}") from None
+            raise RuntimeError(f"the clock of {host} cannot be read on behalf of its replica: {said}") from None
         return [_reading(*each) for each in readings]
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
@@ -208,7 +208,7 @@ def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Map
 def _unseen(buffered: int) -> str:
     """A note on files opened for writing through the C library's own buffers, which bypass the shim."""
     openings = plural(buffered, "opening")
-    return f"{openings} by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+    return f"{openings} by the C library's fopen, whose buffers are not seen (--mechanism seccomp sees them)"
 
 
 class ShimDisks:
@@ -268,14 +268,14 @@ class ShimDisks:
         """Undo what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises RuntimeError,
         ValueError for another model."""
         if kind not in POWER_MODELS:
-            raise ValueError(f"what is not synced is not taken back by the model {kind!r}")
+            raise ValueError(f"unknown model of power loss {kind!r}; known: {', '.join(POWER_MODELS)}")
         place = self._controls.places[host]
         if place.undo_path is None:
-            raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")
+            raise RuntimeError(f"the writes of the replica of {host} are not tracked in this run")
         if (await self._controls.counters(host)).undo_overflow > self._forgiven.get(host, 0):
             raise RuntimeError(
-                f"what the replica of {host} wrote could not all be kept track of: it was too much, several processes "
-                "wrote, or it synced by aio_fsync (--mechanism seccomp keeps track of all processes of a program)"
+                f"not all writes of the replica of {host} could be tracked: they were too many, several processes "
+                "wrote, or it synced by aio_fsync (--mechanism seccomp tracks all processes of a program)"
             )
         operations, size_bytes = 0, 0
         files: set[int] = set()
@@ -294,10 +294,10 @@ class ShimDisks:
             f"of {plural(recorded, 'change')} that {self.mechanism(host)} has seen"
         )
         if host in self._accounts_of.get(fault_id, ()):
-            detail += f" in the last {ACCOUNT_S:g} s, before which everything is taken as durable"
+            detail += f" in the last {ACCOUNT_S:g} s; everything before is assumed to be durable"
         if kept := sorted(os.path.relpath(path, place.data_path) for path in mapped):
             more = f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else ""
-            detail += f"; kept is what it wrote by mappings of {', '.join(kept[:MAX_NAMED])}{more}"
+            detail += f"; what it wrote through mappings is kept: {', '.join(kept[:MAX_NAMED])}{more}"
         if buffered:
             detail += f"; {_unseen(buffered)}"
         cut = PowerCut(operations, size_bytes, detail, recorded)
@@ -314,7 +314,7 @@ class ShimDisks:
         status, output, errors = await self._controls.access.run(host, argv, stdin=stdin, timeout_s=UNDO_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
+            raise RuntimeError(f"unsynced changes of {host} could not be undone: {said}")
         return output
 
     async def recorded(self, host: str) -> int | None:
@@ -358,7 +358,7 @@ class ShimDisks:
         status, output, errors = await access.run(host, argv, stdin=FLIP_SCRIPT, timeout_s=FLIP_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            raise RuntimeError(f"no bit of {host} could be flipped: {said}")
+            raise RuntimeError(f"no bit could be flipped on {host}: {said}")
         return output
 
     async def release(self, fault_id: str) -> None:

@@ -138,4 +138,4 @@ def test_the_general_search_decides_where_too_many_tests_would_be_needed(monkeyp
     monkeypatch.setattr(crashed_takes, "SPARE_TESTS", 1)
     outcome = decided(history, Stack())
     assert (outcome.engine, outcome.verdict) == (GENERAL, Verdict.VALID)
-    assert outcome.skipped == {"A7 stack nesting": "it matters what takes of unknown outcome have taken"}
+    assert outcome.skipped == {"A7 stack nesting": "the verdict depends on what takes of unknown outcome have taken"}

@@ -46,7 +46,7 @@ def test_a_read_out_of_nowhere_is_found_where_the_search_would_not_end() -> None
     row = max(row for row in range(3000) if history.f[row] == "read" and history.status[row] == "ok")
     history.result[row] = "never written"
     result = check(history, CASRegister(), timeout_s=20)
-    assert result.verdict is Verdict.INVALID and "'never written', which nobody" in result.reason
+    assert result.verdict is Verdict.INVALID and "'never written', but no write" in result.reason
 
 
 def hostile(events, concurrent: int) -> Any:
@@ -116,7 +116,7 @@ def test_models_by_name() -> None:
 
 
 def test_an_operation_the_model_lacks_is_an_error(done) -> None:
-    with pytest.raises(ModelError, match=r"knows read, write; the history has 'cas': first process 0's cas"):
+    with pytest.raises(ModelError, match=r"accepts read, write; the history has 'cas': first process 0's cas"):
         check(done((0, "cas", [1, 2], [1, 2])), Register())
 
 
@@ -137,7 +137,7 @@ def test_an_explanation_names_what_it_shows_where_two_reads_are_wrong(events) ->
     result = check(events(*adds, (0, "ok", "read", 4), (1, "ok", "read", 3)), "counter")
     assert result.witness is not None
     assert [operation.result for operation in result.witness.operations] == [5, 4]
-    assert "-> 3" not in result.reason and "is outside of what additions allow: 5 to 5" in result.reason
+    assert "-> 3" not in result.reason and "is outside the range that additions allow: 5 to 5" in result.reason
 
 
 def test_an_explanation_names_nothing_that_it_leaves_out(events) -> None:
@@ -223,7 +223,7 @@ def test_a_verdict_is_told_in_any_encoding(tmp_path: Path, done, monkeypatch, en
         (["{good}", "--model", "sequential:registr"], "no model 'registr' (did you mean register?)"),
         (["{good}", "--model", "xylophone"], "no model 'xylophone'; known: register, cas-register, "),
         (["{good}", "--model", "xylophone"], ", list-append, rw-register, log-losses, "),
-        (["{good}", "--model", "sequential:bank"], "sequential:bank: bank is no model; known: register, "),
+        (["{good}", "--model", "sequential:bank"], "sequential:bank: bank is not a model; known: register, "),
         (["missing.jsonl", "--model", "register"], "missing.jsonl: No such file"),
         (["{broken}", "--model", "register"], "broken.jsonl:3: not JSON"),
     ],

@@ -54,7 +54,10 @@ def test_where_no_group_has_a_limit_none_bounds(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [([], "without --memory MB the limit is half of what is free"), (["--memory", "9999"], "given no more memory")],
+    [
+        ([], "without --memory, the limit is half of the free memory"),
+        (["--memory", "9999"], "could not allocate more memory"),
+    ],
 )
 def test_a_history_beyond_the_address_space_is_undecided(tmp_path: Path, options: list[str], reason: str) -> None:
     path = tmp_path / "large.jsonl"

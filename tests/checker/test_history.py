@@ -135,11 +135,13 @@ def test_an_answer_of_another_key_is_refused(tmp_path: Path) -> None:
         "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [4 2]}\n"
     )
     path = write(tmp_path, "keyed.edn", text)
-    with pytest.raises(FormatError, match="operation 0: 'read' of process 0 was asked of key 4, and answered of key 5"):
+    with pytest.raises(
+        FormatError, match="operation 0: 'read' of process 0 was invoked on key 4, and completed with key 5"
+    ):
         read(path)
     history = read(path, lenient=True)
     assert [(o.key, o.result, o.status) for o in history] == [(4, None, "info"), (4, 2, "ok")]
-    assert history.skipped_events == 1 and "answered of key 5" in history.problems[0]
+    assert history.skipped_events == 1 and "completed with key 5" in history.problems[0]
 
 
 @pytest.mark.parametrize(("asked", "reason"), [("x", "has one of key 'x' open"), (None, "has one without a key open")])

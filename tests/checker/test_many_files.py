@@ -198,7 +198,7 @@ def test_first_ends_at_the_first_invalid_key(tmp_path: Path, capsys: pytest.Capt
     assert every.stats["invalid_keys"] == 30
     first = check(history, "register", first=True, jobs=jobs)
     assert first.verdict is Verdict.INVALID and 1 <= first.stats["invalid_keys"] <= jobs
-    assert first.witness is not None and "The first found" in first.reason
+    assert first.witness is not None and "stopped at this first violation" in first.reason
     assert main([path, "--model", "register", "--first", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["stats"]["invalid_keys"] == 1
 

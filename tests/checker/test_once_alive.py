@@ -322,7 +322,7 @@ def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
     whole = check(events, Register())
     assert whole.verdict is Verdict.INVALID
     assert "ended_at_first" not in whole.stats
-    assert "first found" not in whole.reason
+    assert "first violation" not in whole.reason
 
 
 def test_a_witness_names_the_state_that_it_starts_from() -> None:
@@ -494,7 +494,7 @@ def test_words_for_an_explanation_take_time_in_proportion_to_its_operations() ->
 def test_what_had_left_a_bag_is_not_said_to_have_been_inside() -> None:
     lines = [*done(0, "enqueue", 7, 7), *done(0, "dequeue", None, 7), *done(0, "enqueue", 1, 1)]
     result = check(made(*lines, *done(1, "dequeue", None, None), *crashed(2, "dequeue", None)), UnorderedQueue())
-    assert "something was inside: 1." in result.reason
+    assert "at least one of these was inside: 1." in result.reason
 
 
 def test_a_queue_that_wants_more_sends_than_there_are_needs_no_search() -> None:

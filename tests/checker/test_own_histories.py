@@ -99,12 +99,12 @@ ODD: Sequence[tuple[str, Sequence[dict[str, Any]], str]] = [
             *({"process": 0, "type": kind, "f": "write", "key": "x", "value": 1} for kind in ("invoke", "ok")),
             *({"process": 1, "type": kind, "f": "read", "value": None} for kind in ("invoke", "ok")),
         ],
-        "1 of 2 operations have no 'key': where keys are judged apart, they are of one key more",
+        "1 of 2 operations have no 'key': where keys are checked separately, these count as one more key",
     ),
     (
         "times",
         [{"process": 0, "type": kind, "f": "write", "value": 1, "time": "8s"} for kind in ("invoke", "ok")],
-        "2 events have a 'time' that is no number of nanoseconds (one is '8s'): it was passed over",
+        "2 events have a 'time' that is not a number of nanoseconds (one is '8s'): it was ignored",
     ),
     (
         "process",
@@ -113,7 +113,7 @@ ODD: Sequence[tuple[str, Sequence[dict[str, Any]], str]] = [
             for value, process in enumerate((0, 1, 0, 1, 2))
             for kind in ("invoke", "ok" if process == 2 else "info")
         ],
-        "process 0 (and 1 more) goes on after an operation that ended info: as if two processes had one number",
+        "process 0 (and 1 more) goes on after an operation that ended info: two processes may share one number",
     ),
 ]
 """What is allowed, and is mostly a mistake of whoever recorded it."""
@@ -130,7 +130,7 @@ def test_what_a_recorder_mostly_does_by_mistake_is_told(
 def test_a_history_without_names_of_operations_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [{"process": 0, "type": kind, "value": 1} for kind in ("invoke", "ok")]
     assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 254
-    refused = "the history has 'txn', for which events without an 'f' are taken: first process 0's txn(1) "
+    refused = "the history has 'txn', which stands for events without an 'f': first process 0's txn(1) "
     assert refused in capsys.readouterr().err
 
 

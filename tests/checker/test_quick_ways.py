@@ -92,7 +92,7 @@ def test_places_before_the_first_are_wrong(done) -> None:
     ):
         result = check(history, Log())
         assert result.verdict is Verdict.INVALID and result.witness is not None
-        assert "before the first" in result.reason
+        assert "below zero" in result.reason
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1_000])

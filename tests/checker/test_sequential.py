@@ -150,7 +150,7 @@ def test_lists_are_values(done) -> None:
 
 
 def test_what_a_model_cannot_be_used_with_is_said(done) -> None:
-    with pytest.raises(ModelError, match="knows read, write; the history has 'cas'"):
+    with pytest.raises(ModelError, match="accepts read, write; the history has 'cas'"):
         check_sequential(done((0, "cas", [1, 2], [1, 2])), Register())
     with pytest.raises(HistoryError, match=r"a log cannot be used with process 0's read\(\) -> 'what\?' "):
         check_sequential(done((0, "read", {}, "what?")), Log())

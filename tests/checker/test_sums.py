@@ -74,15 +74,15 @@ def test_a_contradiction_is_told_by_the_operations_that_make_it(done: Callable[.
         assert result.stats["engines"] == {"A5 ranks from sums": 1}
         return "valid" if result.verdict is Verdict.VALID else result.reason
 
-    assert "add(1) -> 0 (0.002000 s to 0.003000 s) gave the same sum" in told(add(0, None, 0), add(1, None, 0))
-    assert "the former leads from 0 to 3 at once" in told(add(0, 3, 0), add(1, 1, 2))
-    assert "no sum is between 0 and 3" in told(add(0, 3, 0), (1, "read", None, 1))
+    assert "add(1) -> 0 (0.002000 s to 0.003000 s) returned the same sum" in told(add(0, None, 0), add(1, None, 0))
+    assert "the former leads from 0 directly to 3" in told(add(0, 3, 0), add(1, 1, 2))
+    assert "the addition leads from 0 directly to 3" in told(add(0, 3, 0), (1, "read", None, 1))
     assert "but the latter has a smaller sum" in told(add(1, 1, 1), (0, "read", None, 0), begun=1)
     assert "the sum that the former added to" in told(add(1, 1, 0), (0, "read", None, 0))
-    assert "gave what no additions to 0 make" in told((0, "read", None, "7"))
+    assert "returned a sum that additions to 0 cannot produce" in told((0, "read", None, "7"))
     two, four = add(0, 2, 0), add(1, 1, 4)
-    assert "but all additions that saw less make 2 (process 0's add(2) -> 0 (0.0" in told(two, four)
-    short = "began before it returned, 1 in all, do not add up to what is missing by then, 2"
+    assert "but all additions that saw a smaller sum lead to 2 (process 0's add(2) -> 0 (0.0" in told(two, four)
+    short = "invoked before it returned, 1 in total, do not add up to what is missing by then, 2"
     assert short in told(two, four, begun=1)
     assert [told(two, four, begun=2), told(two, add(1, 1, 3), begun=2)] == ["valid", "valid"]
 
@@ -98,11 +98,11 @@ def added(amount: int, answer: int, invoked: int, returned: int) -> Operation:
 def test_what_began_too_late_is_told_with_what_returned_before() -> None:
     history = History.from_operations([added(1, 2, 0, 2), added(1, 1, 1, 4), crashed(3, 1)])
     result = check(history, FetchAndAdd())
-    assert "unknown outcome that began before process 0's add(1) -> 2 (event 0 to event 2) returned, 0" in result.reason
+    assert "unknown outcome invoked before process 0's add(1) -> 2 (event 0 to event 2) returned, 0" in result.reason
     assert result.witness is not None and len(result.witness.operations) == 3
 
 
 def test_amounts_that_do_not_add_up_to_a_gap_are_left_to_the_search() -> None:
     for gap, verdict in ((2, Verdict.INVALID), (4, Verdict.VALID)):
         result = check(History.from_operations([crashed(0, 1), crashed(1, 3), added(1, gap, 2, 3)]), FetchAndAdd())
-        assert result.verdict is verdict and "several amounts" in str(result.stats["not_applicable"])
+        assert result.verdict is verdict and "different amounts" in str(result.stats["not_applicable"])

@@ -132,7 +132,7 @@ def test_a_witness_alone_is_still_invalid(workload: str) -> None:
         alone = History.from_operations(result.witness.operations)
         assert check_transactions(alone, workload, level=level).verdict is Verdict.INVALID, f"{number}: {result.reason}"
         assert len(result.witness.operations) <= 6
-        more += "is known from" in result.witness.text
+        more += "follows from" in result.witness.text
     assert more or workload == "rw-register"
 
 

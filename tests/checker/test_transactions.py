@@ -237,7 +237,7 @@ def test_other_writes_than_were_asked_for_leave_it_open(events, workload: str, a
     if workload == "rw-register":
         asked, answered = ([[f.replace("append", "w"), k, v] for f, k, v in steps] for steps in (asked, answered))
     result = check_transactions(events((0, "invoke", "txn", asked), (0, "ok", "txn", answered)), workload)
-    assert result.verdict is Verdict.UNKNOWN and "answered with other writes than it was asked for" in result.reason
+    assert result.verdict is Verdict.UNKNOWN and "returned other writes than it was invoked with" in result.reason
 
 
 def test_an_answer_may_leave_out_reads_and_name_functions_otherwise(events) -> None:

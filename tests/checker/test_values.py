@@ -210,7 +210,7 @@ def test_a_step_of_a_multi_register_is_a_read_or_a_write(done) -> None:
 
 def test_the_operation_that_a_model_cannot_be_used_with_is_named(done) -> None:
     history = done((0, "add", 1, True), (1, "read", None, [1]), (2, "read", None, 5))
-    with pytest.raises(HistoryError, match=r"a set cannot be used with process 2's read\(\) -> 5 \(.*answered 5"):
+    with pytest.raises(HistoryError, match=r"a set cannot be used with process 2's read\(\) -> 5 \(.*returned 5"):
         check(history, "set")
     odd = check(done((0, "contains", 7, 7)), "set")
     assert odd.verdict is Verdict.INVALID and "contains(7) -> 7" in odd.reason
@@ -240,12 +240,12 @@ def test_checkers_beside_linearizability(done) -> None:
     ],
 )
 def test_no_checker_takes_a_boolean_for_a_number(done, checker: Any, operations: list[tuple[Any, ...]]) -> None:
-    with pytest.raises(TypeError, match="true is no number"):
+    with pytest.raises(TypeError, match="true is not a number"):
         checker(done(*((0, *operation) for operation in operations)))
 
 
 def test_no_delay_is_a_boolean(done) -> None:
-    with pytest.raises(TypeError, match="false is no number"):
+    with pytest.raises(TypeError, match="false is not a number"):
         check_delay(done((0, "send", {"message": 1, "delay_ms": False}, None)))
 
 

@@ -85,7 +85,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["analyze", "x" * 300], "cannot look for the run 'xxx"),
         (["runs", "--store", "x" * 300], "cannot read the store"),
         (["runs", "--store", "two\nlines\x1b[2J"], "two\\nlines\\x1b[2J: start a run first"),
-        (["run", "--cluster", "sim", "--nemesis-schedule", "/dev/zero"], "are too many for a schedule"),
+        (["run", "--cluster", "sim", "--nemesis-schedule", "/dev/zero"], "a schedule file has at most"),
         (["run", "--cluster", "sim", "--matrix", "/dev/zero"], "are too large for a matrix"),
         (["run", "--cluster", "sim", "--junit="], "--junit '': must name a file"),
         (["run", "--cluster", "sim", "--junit", "/"], "--junit '/': must name a file"),

@@ -255,7 +255,7 @@ def test_an_empty_history_has_no_events(tmp_path):
         (GOOD.replace("invoke", "begun"), "type is one of"),
         (GOOD.replace('"invoke"', "[]"), "type is one of"),
         (GOOD.replace('"write"', "7"), "f is a word"),
-        (GOOD.replace('"value":1', '"value":NaN'), "NaN is no number that JSON has"),
+        (GOOD.replace('"value":1', '"value":NaN'), "NaN is not a JSON number"),
         (GOOD[:-1] + "," + GOOD[1:], "an object has 'index' twice"),
         (GOOD.replace('"time":5', f'"time":{1 << 63}'), "time is at most 9223372036854775807 nanoseconds"),
         (GOOD.replace('"time":5', f'"time":{10**40}'), "one of 41 digits is none"),

@@ -573,7 +573,7 @@ def test_where_no_triggers_are_seen_the_time_alone_counts(make_target: Any, run_
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("elected@n1+0.1", None), ("storing", None), ("lunch", "there is no trigger 'lunch'"),
+        ("elected@n1+0.1", None), ("storing", None), ("lunch", "unknown trigger 'lunch'"),
         ("elected@leader", "on a host such as n1"), ("elected+soon", "must be 0 to 60 seconds"), (7, "must be a word"),
     ],
 )  # fmt: skip

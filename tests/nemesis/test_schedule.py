@@ -52,7 +52,7 @@ def test_periodic_is_quiet_first_healed_last_and_never_overlaps(
         return periodic(CHOICES, rng, time_limit_s=limit_s, on_s=on_s, off_s=off_s, quiet_start_s=quiet_s)
 
     if limit_s < quiet_s + on_s - 1e-6:
-        with pytest.raises(ScheduleError, match="holds no fault"):
+        with pytest.raises(ScheduleError, match="is too short for a fault"):
             make()
         return
     if limit_s < quiet_s + on_s + 1e-6:
@@ -94,7 +94,7 @@ def test_different_seeds_give_different_orders() -> None:
         ({"time_limit_s": 60, "on_s": 0}, "on_s must be above 0"),
         ({"time_limit_s": 60, "off_s": -1}, "off_s must be 0 or more"),
         ({"time_limit_s": 60, "quiet_start_s": float("nan")}, "quiet_start_s must be"),
-        ({"time_limit_s": 1e9, "on_s": 0.01, "off_s": 0}, "more than the 50000"),
+        ({"time_limit_s": 1e9, "on_s": 0.01, "off_s": 0}, "at most 50000 faults"),
     ],
 )
 def test_periodic_refuses_times_that_make_no_sense(arguments: dict[str, float], reason: str) -> None:
@@ -148,11 +148,11 @@ def test_every_problem_is_listed() -> None:
     )
     text = "\n".join(found)
     for expected in (
-        "event 1: at_s must be seconds from 0 on, not -1",
+        "event 1: at_s must be a number of seconds, 0 or more, not -1",
         "event 2: action must be inject or heal, not 'break'",
-        "event 3: an event is an object, not int",
+        "event 3: an event must be an object, not int",
         "event 4: unknown field 'colour'",
-        "event 4: id must be a word",
+        "event 4: id must be a name for the fault",
         "event 4: nemesis must be a name, not 3",
         "event 5: at_s must be",
         "event 6: at_s must be",
@@ -195,7 +195,7 @@ def test_a_flood_of_problems_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"{", "is not JSON"), (b"{}", "a schedule is a list"), (b"\xff\xfe", "is not JSON"), (b"[" * 99999, "JSON")],
+    [(b"{", "is not JSON"), (b"{}", "a schedule must be a list"), (b"\xff\xfe", "is not JSON"), (b"[" * 99999, "JSON")],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "bad.json"

@@ -183,7 +183,7 @@ def test_too_few_hosts_are_refused_by_name(name: str) -> None:
     assert shape.problem(shape.minimum_hosts) is None
 
 
-@pytest.mark.parametrize(("leader", "reason"), [(None, "needs to know the leader"), ("n9", "is none of")])
+@pytest.mark.parametrize(("leader", "reason"), [(None, "needs to know the leader"), ("n9", "is not one of")])
 @pytest.mark.parametrize("name", ["leader", "leader-minority"])
 def test_leader_shapes_refuse_a_bad_leader(name: str, leader: str | None, reason: str) -> None:
     with pytest.raises(ShapeError, match=reason):
@@ -212,4 +212,4 @@ def test_what_names_no_cut(text: str) -> None:
     assert named_problem(text) is not None
     with pytest.raises(ShapeError):
         named_grudge(text)
-    assert named_problem("n1|n9", ["n1", "n2"]) == "the cut n1|n9 names 'n9', which is no host"
+    assert named_problem("n1|n9", ["n1", "n2"]) == "the cut n1|n9 names 'n9', which is not a host"

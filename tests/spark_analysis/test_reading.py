@@ -130,5 +130,5 @@ def test_pairs_of_key_and_value_are_checked_apart(tmp_path: Path, ending: str) -
     assert [(cut.key, cut.rows.tolist()) for cut in cuts] == [("a", [0, 2]), ("b", [1])]
     assert {check(cut.history, Register()).verdict.value for cut in cuts} == {"valid"}
     assert whole(run).history.key == ["a", "b", "a"] and whole(run).history.value == [1, 2, None]
-    with pytest.raises(FormatError, match="asked of key 'a', and answered of key 'b'"):
+    with pytest.raises(FormatError, match="invoked on key 'a', and completed with key 'b'"):
         list(read_runs(f"history.{ending}", content(("read", ["a", None], ["b", 1])), with_values=True))

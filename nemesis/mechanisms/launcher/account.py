@@ -152,13 +152,13 @@ class Account:
             self._next_seq += 1
         content = _RECORD.pack(_MAGIC, kind, seq, *head, len(first), len(second)) + first + second
         if self._bytes + len(content) + count > _MAX_LOG_BYTES:
-            raise AccountError("more is unsynced than can be kept track of")
+            raise AccountError("more is unsynced than can be tracked")
         self._write(content)
         offset = head[3]
         while count:
             piece = os.pread(data_fd, min(count, _CHUNK_BYTES), offset)
             if not piece:
-                raise AccountError("a file got shorter while its content was kept")
+                raise AccountError("a file shrank while its content was being saved")
             self._write(piece)
             offset += len(piece)
             count -= len(piece)

@@ -79,5 +79,5 @@ def _libc() -> ctypes.CDLL:
 def _true_ns(clock: int) -> int:
     found = _Time()
     if _libc().syscall(_CLOCK_GETTIME[platform.machine()], clock, ctypes.byref(found)) != 0:
-        raise ClockError(f"the true time cannot be had: {os.strerror(ctypes.get_errno())}")
+        raise ClockError(f"the true time cannot be read: {os.strerror(ctypes.get_errno())}")
     return int(found.seconds) * 1_000_000_000 + int(found.nanoseconds)

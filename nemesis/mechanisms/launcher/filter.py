@@ -238,7 +238,7 @@ class Listeners:
         libc = ctypes.CDLL(None, use_errno=True)
         timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if timer < 0:
-            raise OSError(ctypes.get_errno(), "no timer can be had")
+            raise OSError(ctypes.get_errno(), "no timer is available")
         period = divmod(round(period_s * 1e9), 10**9)
         if libc.timerfd_settime(timer, 0, _ITIMERSPEC.pack(*period, *period), None):
             os.close(timer)

@@ -112,5 +112,5 @@ def _take(rights: Rights, own: Rights) -> None:
     for number, wanted in ((_SETFSGID, rights.group), (_SETFSUID, rights.user)):
         call(number, wanted)
         if call(number, ctypes.c_uint32(_NOBODY)) != wanted:
-            raise PermissionError(f"no thread of ours can be user or group {wanted} for files")
+            raise PermissionError(f"no supervisor thread can act as user or group {wanted} on files")
     set_effective(rights.capabilities)

@@ -160,7 +160,7 @@ class Stopped:
             if os.WSTOPSIG(status) == signal.SIGTRAP | _CALL_STOP:
                 return
             signals.append(os.WSTOPSIG(status))
-        raise TracingError("a thread of the program is sent one signal after the other")
+        raise TracingError("a thread of the program keeps receiving signals")
 
     def __exit__(self, *_: object) -> None:
         for thread in self._threads:

@@ -120,13 +120,13 @@ def locate(pid: int) -> Image:
     base = base_of(pid)
     image = read_memory(pid, base, extent_of(pid, base))
     if image[:5] != b"\x7fELF\x02":
-        raise ClockError("the program's vDSO is no 64-bit ELF image")
+        raise ClockError("the program's vDSO is not a 64-bit ELF image")
     (sections_at,) = struct.unpack_from("=Q", image, 40)
     section_bytes, section_count = struct.unpack_from("=2H", image, 58)
     end = sections_at + section_bytes * section_count
     stub = (end + 15) // 16 * 16
     if stub + len(_STUB) > len(image):
-        raise ClockError("the vDSO has no room behind its end")
+        raise ClockError("the vDSO has no room after its end")
     entries = {}
     for name, address in _symbols(image, sections_at, section_bytes, section_count):
         if name in _ENTRIES:
@@ -223,7 +223,7 @@ class ClockDriver:
     def __init__(self, control: Control, program: int) -> None:
         """`program` is the pid of its first process, which may not have executed it yet. Raises ClockError."""
         if platform.machine() != "x86_64":
-            raise ClockError(f"clocks are moved by the vDSO on x86-64 only, not on {platform.machine()}")
+            raise ClockError(f"clocks are skewed through the vDSO on x86-64 only, not on {platform.machine()}")
         self._control = control
         self._tree = ProcessTree(program)
         self._images: dict[int, Image] = {}

@@ -57,4 +57,4 @@ async def expect_ipv6_is_closed(cluster: Any) -> None:
     await nft("delete", "rule", "inet", "splitbrain", "input", "handle", rule.split()[-1])
     for proof in await proofs():
         assert not proof.proven, proof
-        assert re.fullmatch(r"\d+ bytes of other hosts have come to n2 over IPv6, .*", proof.failed[0])
+        assert re.fullmatch(r"\d+ bytes from other hosts reached n2 over IPv6, .*", proof.failed[0])

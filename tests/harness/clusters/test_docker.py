@@ -289,8 +289,9 @@ def test_what_hosts_say_to_each_other_on_a_second_network_disproves_cuts(
         for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
             assert not proof.proven
             assert re.fullmatch(
-                rf"52 bytes of other hosts have come to n2 from addresses by which nothing is cut \(.*"
-                rf"{re.escape(second_of['n1'])}.*\): let them use the addresses of the run alone, as [0-9.]+ of n2",
+                rf"52 bytes from other hosts reached n2 from addresses that no cut applies to \(.*"
+                rf"{re.escape(second_of['n1'])}.*\): have them use only the addresses of the run, "
+                r"such as [0-9.]+ of n2",
                 proof.failed[0],
             ), proof
 

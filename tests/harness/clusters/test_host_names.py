@@ -167,7 +167,7 @@ def test_a_program_that_asks_for_no_name_has_met_nothing(
         await NAME_SERVICE.inject(target, planned)
         assert (await NAME_SERVICE.prove(target, planned)).proven
         met = await NAME_SERVICE.prove_met(target, planned)
-        assert met.proven and met.exercised is False and "asked for no name" in met.detail
+        assert met.proven and met.exercised is False and "looked up no name" in met.detail
 
     on_cluster(cluster_class, run_state, tmp_path, [sys.executable, "-c", KNOWS], eventually, scenario)
 

@@ -237,15 +237,17 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
 
         unmet = await met(nothing)
         assert unmet.proven and unmet.exercised is False
-        assert "nothing of it ever went over n1->n2" in unmet.detail
+        assert "none has ever used n1->n2" in unmet.detail
         await say()
         unmet = await met(nothing)
         assert unmet.exercised is False and "ever" not in unmet.detail
         run_into = await met(say)
         assert run_into.proven and run_into.exercised is True
-        assert run_into.detail == "100 bytes of the system's ran into the cut, on 1 of 1 links"
+        assert run_into.detail == "100 bytes of the system's traffic ran into the cut, on 1 of 1 links"
         leaked = await met(lose_the_rule)
-        assert not leaked.proven and leaked.failed == ["n1->n2 carried 100 bytes of the system's while it was cut"]
+        assert not leaked.proven and leaked.failed == [
+            "n1->n2 carried 100 bytes of the system's traffic while it was cut"
+        ]
 
     with_cluster(tmp_path, scenario)
 

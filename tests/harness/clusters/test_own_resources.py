@@ -327,7 +327,7 @@ def test_a_limit_that_a_program_ends_of_was_in_force_and_perhaps_met(
                 assert proof.proven, proof
         met = await RESOURCES.prove_met(target, planned)
         assert met.proven and met.exercised is None, met
-        assert met.detail == "of n1 nobody counts it: all limited processes have exited"
+        assert met.detail == "hits on n1 are not counted: all limited processes have exited"
         await RESOURCES.heal(target, planned)
         assert (await RESOURCES.prove_healed(target, planned)).proven
 

@@ -184,8 +184,8 @@ def test_a_stall_is_met_by_whatever_is_linked_however(
     async def scenario(target: Target) -> None:
         assert not has_filter(target)
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
-        assert proof.proven and f"by {word}" in proof.detail, proof
-        assert met.proven and met.exercised and "n1 1 call" in met.detail, met
+        assert proof.proven and f"via {word}" in proof.detail, proof
+        assert met.proven and met.exercised and "hit 1 call of n1" in met.detail, met
         assert healed.proven, healed
         assert has_filter(target) == (word == "seccomp")
 
@@ -296,7 +296,7 @@ def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str
         injection = fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
         await CLOCK.inject(target, injection)
         proof = await CLOCK.prove(target, injection)
-        assert proof.proven and f"by {word}" in proof.detail, proof
+        assert proof.proven and f"via {word}" in proof.detail, proof
         await CLOCK.heal(target, injection)
         assert (await CLOCK.prove_healed(target, injection)).proven
 
@@ -448,7 +448,7 @@ with open(f"{directory}/log", "ab", buffering=0) as log:
         assert (Path(target.cluster.data_dir("n1")) / "young").exists() is (mechanism == "seccomp")
 
     on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism=mechanism)
-    kept = "; kept is what it wrote by mappings of changed" + (", young" if mechanism == "seccomp" else "")
+    kept = "; what it wrote through mappings is kept: changed" + (", young" if mechanism == "seccomp" else "")
     assert all(cut.recorded and cut.detail.endswith(kept) for cut in lost), lost
 
 
@@ -479,7 +479,7 @@ def test_a_power_cut_says_that_it_does_not_see_the_buffers_of_the_c_library(
         lost.extend(target.disks.lost("f1").values())
 
     on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism="preload")
-    said = "; 1 opening by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+    said = "; 1 opening by the C library's fopen, whose buffers are not seen (--mechanism seccomp sees them)"
     assert [cut.detail.endswith(said) for cut in lost] == [expected], lost
 
 
@@ -502,7 +502,7 @@ def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp
         "    except OSError:\n"
         "        pass\n"
     )
-    said = "; of n1 1 opening by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+    said = "; on n1, 1 opening by the C library's fopen, whose buffers are not seen (--mechanism seccomp sees them)"
 
     async def scenario(target: Target) -> None:
         injection = fault(DISK_ERROR, "write@n1")
@@ -515,7 +515,7 @@ def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp
         assert proof.proven and met.proven, (proof, met)
         assert met.exercised is calls_too, met
         assert met.detail.endswith(said), met
-        assert met.detail.startswith("met by n1" if calls_too else "no replica has made such a call"), met
+        assert met.detail.startswith("hit " if calls_too else "no replica has made such a call"), met
 
     on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism="preload")
 
@@ -565,7 +565,9 @@ def test_a_program_that_may_write_unseen_proves_nothing_of_the_disk(tmp_path: Pa
         injection = fault(DISK_ERROR, "write@n1")
         await DISK_ERROR.inject(target, injection)
         proof = await DISK_ERROR.prove(target, injection)
-        assert not proof.proven and "may read and write by io_submit, past every disk fault" in proof.detail, proof
+        assert (
+            not proof.proven and "may read and write by io_submit, which bypasses every disk fault" in proof.detail
+        ), proof
         await DISK_ERROR.heal(target, injection)
         with pytest.raises(RuntimeError, match="may read and write by io_submit"):
             await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
@@ -603,7 +605,7 @@ def test_of_a_program_with_a_root_of_its_own_nothing_is_lost_that_it_synced(tmp_
     async def scenario(target: Target) -> None:
         power = fault(POWER, "cut-posix@n1", model="posix")
         if mechanism == "preload":
-            with pytest.raises(RuntimeError, match="has a root of its own"):
+            with pytest.raises(RuntimeError, match="has its own root"):
                 await POWER.inject(target, power)
             return
         await POWER.inject(target, power)
@@ -637,7 +639,7 @@ def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
             proof = await nemesis.prove(target, injection)  # type: ignore[attr-defined]
             assert not proof.proven, proof
             await nemesis.heal(target, injection)  # type: ignore[attr-defined]
-        with pytest.raises(RuntimeError, match=r"is not counted|is out of reach"):
+        with pytest.raises(RuntimeError, match=r"are not counted|is out of reach"):
             await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
 
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
@@ -677,7 +679,7 @@ def test_what_a_program_preloads_itself_is_loaded_beside(tmp_path: Path, program
         await wrote(target.cluster, await wrote(target.cluster))
         assert own in Path(f"/proc/{target.process.host_pid}/maps").read_text()
         proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
-        assert proof.proven and met.exercised and "by the preloaded shim" in proof.detail
+        assert proof.proven and met.exercised and "via the preloaded shim" in proof.detail
 
     on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario)
 
@@ -717,7 +719,7 @@ def test_a_server_in_the_background_that_shows_nothing_of_its_program_proves_not
 def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:
     async def by_name(target: Target) -> None:
         proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
-        assert proof.proven and met.exercised and "by seccomp" in proof.detail
+        assert proof.proven and met.exercised and "via seccomp" in proof.detail
 
     on_a_host(tmp_path / "a", lambda data: [programs["dynamic"], data], by_name, mechanism="seccomp")
 

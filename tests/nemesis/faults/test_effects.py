@@ -184,7 +184,7 @@ def test_a_limit_beside_another_one_of_its_kind_is_not_told_apart(
         lasting = dataclasses.replace(injection, beside=[other])
         met = await RESOURCES.prove_met(target, lasting)
         assert met.proven and met.exercised is exercised, met
-        assert ("of n2 perhaps by another such fault alone" in met.detail) is (exercised is None)
+        assert ("those on n2 may all be due to another such fault" in met.detail) is (exercised is None)
 
     run_virtual(main())
 
@@ -316,7 +316,7 @@ def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
         assert (await nemesis.prove_met(target, injection)).proven
         target.processes.astray = {"n3"}
         for proof in (await nemesis.prove(target, injection), await nemesis.prove_met(target, injection)):
-            assert not proof.proven and proof.failed == ["process 2 (io) of n3 runs on (state S)"]
+            assert not proof.proven and proof.failed == ["process 2 (io) of n3 still runs (state S)"]
         target.processes.astray = set()
         for meets_signal in (True, False):
             target.processes.waiting = {"n3": ("D", meets_signal)}
@@ -340,7 +340,7 @@ def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_i
         await PAUSE.inject(target, injection)
         target.processes.dead.add("n3")
         proof = await PAUSE.prove(target, injection)
-        assert not proof.proven and proof.failed == ["n3 should run and is down"]
+        assert not proof.proven and proof.failed == ["n3 should run but is down"]
         for struck, is_proven in (("n2", False), ("n3", True)):
             other = Injection(fault_id="f2", nemesis="members", variant="remove@n3", value={"hosts": [struck]})
             assert (await PAUSE.prove(target, injection, in_force=[other])).proven is is_proven
@@ -360,10 +360,10 @@ def test_a_replica_that_had_crashed_before_the_fault_is_named_and_no_objection(
         injection = await plan_fault(nemesis, target, variant)
         await nemesis.inject(target, injection)
         proof = await nemesis.prove(target, injection)
-        assert proof.proven and proof.detail.endswith("1 other runs, n3 had already ended on its own"), proof
+        assert proof.proven and proof.detail.endswith("1 other runs, n3 had already exited on its own"), proof
         target.processes.dead.add("n2")
         proof = await nemesis.prove(target, injection)
-        assert not proof.proven and proof.failed == ["n2 should run and is down"]
+        assert not proof.proven and proof.failed == ["n2 should run but is down"]
 
     run_virtual(main())
 
@@ -431,7 +431,9 @@ def test_a_dead_replica_that_answers_is_no_dead_replica(
         await KILL.inject(target, injection)
         target.talkative.add("n1")
         proof = await KILL.prove(target, injection)
-        assert proof.failed == ["n1 is down, and yet something answers for it: is it n1 itself that status asks?"]
+        assert proof.failed == [
+            "n1 is down, yet something answers for it: check that the plug-in's status() asks n1 itself"
+        ]
 
     run_virtual(main())
 
@@ -457,7 +459,7 @@ def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
         await KILL.inject(target, injection)
         proof, met = await KILL.prove(target, injection), await KILL.prove_met(target, injection)
         assert proof.proven and exercised_by(proof.to_json(), met.to_json()) is exercised
-        told = f"SIGTERM did not end {', '.join(deaf)} in time, SIGKILL did"
+        told = f"{', '.join(deaf)} did not end in time after SIGTERM and needed a SIGKILL"
         assert [word.detail.endswith(told) for word in (proof, met)] == [bool(deaf)] * 2
 
     run_virtual(main())
@@ -475,14 +477,14 @@ def test_what_is_ended_while_it_is_paused_is_not_said_to_have_stood_still(
         await PAUSE.inject(target, injection)
         proof = await PAUSE.prove(target, injection)
         lasting = dataclasses.replace(injection, evidence=proof.evidence)
-        assert (await PAUSE.prove_met(target, lasting)).detail == "nothing of n1, n2 ran until the end"
+        assert (await PAUSE.prove_met(target, lasting)).detail == "no process of n1, n2 ran until the end"
         await target.processes.end("kill", ["n1"], signal_name="TERM")
         if is_over:
             await target.processes.release("kill")
             target.processes.starts["n1"] = 2
         met = await PAUSE.prove_met(target, lasting)
-        told = "n1 did not stand still until the end: another fault ended it meanwhile"
-        assert met.proven and met.detail == f"nothing of n2 ran until the end; {told}"
+        told = "n1 did not stay paused until the end: another fault ended it meanwhile"
+        assert met.proven and met.detail == f"no process of n2 ran until the end; {told}"
 
     run_virtual(main())
 
@@ -541,8 +543,8 @@ def test_a_fault_is_healed_also_where_the_replica_then_does_not_come_back_by_its
         target.mute.add("n2")
         proof = await nemesis.prove_healed(target, injection)
         assert proof.proven, proof.detail
-        assert "n1 was started and ended by itself" in proof.detail
-        assert "n2 runs and does not answer" in proof.detail
+        assert "n1 was started but exited on its own" in proof.detail
+        assert "n2 runs but does not answer" in proof.detail
         target.processes.dead.clear()
         target.processes.stuck.add("n1")
         assert not (await nemesis.prove_healed(target, injection)).proven
@@ -709,7 +711,7 @@ def test_replicas_that_tell_no_time_are_not_waited_for(
         await CLOCK.inject(target, injection)
         began_s = asyncio.get_running_loop().time()
         proof = await CLOCK.prove(target, injection)
-        assert proof.proven and "said by" not in proof.detail, proof
+        assert proof.proven and "reported by" not in proof.detail, proof
         assert asyncio.get_running_loop().time() - began_s < 5.5
         await CLOCK.heal(target, injection)
         assert (await CLOCK.prove_healed(target, injection)).proven
@@ -817,7 +819,7 @@ def test_bits_are_flipped_in_files_that_the_system_names_and_in_no_others(
     assert BIT_FLIP.requires(target) == BIT_FLIP.requires(target, "log@one") == []
     target.files.clear()
     assert len({*BIT_FLIP.requires(target), *BIT_FLIP.requires(target, "log@one")}) == 1
-    assert "names no stored files" in BIT_FLIP.requires(target)[0]
+    assert "declares no stored files" in BIT_FLIP.requires(target)[0]
 
 
 def test_faults_on_the_same_hosts_heal_independently(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
@@ -855,7 +857,7 @@ def test_links_that_a_partition_cuts_prove_nothing(make_fault_target: Any, plan_
         isolated = {"n1": ["n2", "n3"], "n2": ["n1"], "n3": ["n1"]}
         cut = Injection(fault_id="p", nemesis="partition", variant="x", value={"id": "p", "grudge": isolated})
         proof = await LINK.prove(target, injection, in_force=(cut,))
-        assert not proof.proven and "nothing can be seen" in proof.detail
+        assert not proof.proven and "cannot be observed" in proof.detail
         one_way = Injection(fault_id="p", nemesis="partition", variant="x", value={"id": "p", "grudge": {"n1": ["n2"]}})
         assert (await LINK.prove(target, injection, in_force=(one_way,))).proven
 
@@ -902,7 +904,7 @@ def test_a_slew_that_is_too_little_to_be_seen_is_not_proven(
         assert (await CLOCK.prove(target, injection)).proven
         target.clocks.unsure_ms = 2.0
         proof = await CLOCK.prove(target, injection)
-        assert not proof.proven and "too little to see a drift by" in proof.detail
+        assert not proof.proven and "too coarse to see the drift" in proof.detail
 
     run_virtual(main())
 

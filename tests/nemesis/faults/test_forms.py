@@ -71,8 +71,8 @@ def test_nobody_leads_is_a_problem_of_the_plan(make_fault_target: Any, plan_faul
     ("word", "hosts", "part"),
     [
         ("n9", ["n1"], "unknown target 'n9'"),
-        ("n1+n1", ["n1"], "no list of hosts"),
-        ("n1+", ["n1"], "no list of hosts"),
+        ("n1+n1", ["n1"], "is not a list of hosts"),
+        ("n1+", ["n1"], "is not a list of hosts"),
         ("minority", ["n1", "n2"], "at least 3 hosts"),
         ("everyone", None, "unknown target 'everyone'"),
     ],

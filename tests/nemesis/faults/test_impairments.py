@@ -99,6 +99,6 @@ def test_a_clock_fault_on_silent_hosts_alone_is_not_proved(
         injection = await plan_fault(CLOCK, target, "bump@n4")
         await CLOCK.inject(target, injection)
         proof = await CLOCK.prove(target, injection, in_force=[fault])
-        assert not proof.proven and "held by another fault" in proof.detail
+        assert not proof.proven and "disturbed by another fault" in proof.detail
 
     run_virtual(main())

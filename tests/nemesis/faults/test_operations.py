@@ -139,7 +139,7 @@ def test_a_lead_that_stays_where_it_was_is_no_transfer(make_operated: Any, plan_
         await TRANSFER.inject(target, injection)
         assert not (await TRANSFER.prove(target, injection)).proven
         own = await plan_fault(TRANSFER, target, "to@n2", fault_id="f2")
-        assert own.problem == "n2 leads already"
+        assert own.problem == "n2 is already the leader"
         target.leader = None
         assert (await plan_fault(TRANSFER, target, "to@n1", fault_id="f3")).problem == "no leader found"
         assert not (await TRANSFER.prove_healed(target, injection)).proven
@@ -200,7 +200,9 @@ def test_a_change_counts_when_it_is_committed_and_known(make_operated: Any, plan
         target.operator.ignorant = {"n4"}
         assert not (await MEMBERS.prove_healed(target, injection)).proven
         small = make_operated(2, leader="n1")
-        assert MEMBERS.requires(small, "remove@n2") == ["members: a group of 2 needs all of its members"]
+        assert MEMBERS.requires(small, "remove@n2") == [
+            "members: a group of 2 cannot spare a member: it needs at least 3 hosts"
+        ]
 
     run_virtual(scenario())
 
@@ -249,7 +251,7 @@ def test_replicas_restart_one_by_one(make_operated: Any, plan_fault: Any, run_vi
         processes.stuck.clear()
         processes.dead.add("n1")  # a replica that does not come back, or not for long, was restarted all the same
         proof = await RESTART.prove(target, injection)
-        assert proof.proven and proof.detail == "4 replicas restarted; n1 was started and ended by itself"
+        assert proof.proven and proof.detail == "4 replicas restarted; n1 was started but exited on its own"
         assert (await RESTART.prove_healed(target, injection)).proven
 
     run_virtual(scenario())
@@ -266,7 +268,7 @@ def test_the_longest_slave_becomes_the_master(
         await PROMOTE.inject(target, injection)
         assert target.operator.promoted == ["n3"] and target.processes.signals == [signal_name]
         proof = await PROMOTE.prove(target, injection)
-        assert proof.proven and proof.detail == "n3 is the master, n1 was"
+        assert proof.proven and proof.detail == "n3 is the master, which was n1 before"
         await PROMOTE.heal(target, injection)
         assert (await PROMOTE.prove_healed(target, injection)).proven
 
@@ -297,7 +299,7 @@ def test_nobody_is_promoted_where_no_slave_says_how_far_its_log_goes(
         target = make_operated(3, leader="n1")
         injection = await plan_fault(PROMOTE, target, "failover@leader")
         target.operator.ends = dict.fromkeys(target.hosts, -1)
-        with pytest.raises(RuntimeError, match=r"no slave says how far its log goes.*Status\(end="):
+        with pytest.raises(RuntimeError, match=r"no slave reports how far its log goes.*Status\(end="):
             await PROMOTE.inject(target, injection)
         assert target.operator.promoted == []
         target.operator.ends["n2"] = 0

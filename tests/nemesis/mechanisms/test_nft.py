@@ -282,10 +282,10 @@ def test_ways_around_cuts_are_said_by_host() -> None:
 
     assert asyncio.run(bypasses()) == [] == asyncio.run(bypasses(ipv6=0, further=0))
     over_ipv6, elsewhere = asyncio.run(bypasses(ipv6=7, further=52))
-    assert over_ipv6 == "7 bytes of other hosts have come to n2 over IPv6, which is to be closed between hosts"
+    assert over_ipv6 == "7 bytes from other hosts reached n2 over IPv6, which should be blocked between hosts"
     assert elsewhere == (
-        "52 bytes of other hosts have come to n2 from addresses by which nothing is cut (192.168.121.11, "
-        "192.168.121.13): let them use the addresses of the run alone, as 10.0.0.2 of n2"
+        "52 bytes from other hosts reached n2 from addresses that no cut applies to (192.168.121.11, "
+        "192.168.121.13): have them use only the addresses of the run, such as 10.0.0.2 of n2"
     )
 
 
