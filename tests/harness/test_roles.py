@@ -103,7 +103,7 @@ def test_what_breaks_the_following_of_leaders_is_trouble(memory_run: Any, monkey
 
     _, results, _ = memory_run(system=broken)
     assert results["valid"] == "unknown"
-    assert "following who leads: ValueError: no room" in results["trouble"]
+    assert "tracking the leader: ValueError: no room" in results["trouble"]
 
 
 def test_a_system_that_does_not_tell_is_not_asked(memory_run: Any) -> None:

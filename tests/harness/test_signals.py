@@ -161,7 +161,7 @@ def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(
     search.send_signal(signal.SIGTERM)
     said, summary = search.stderr.read(), search.stdout.read()
     assert search.wait() == 1, said
-    assert "interrupted; what was found by then is kept" in said
+    assert "interrupted; results so far are kept" in said
     assert '"interrupted": true' in summary
     assert _is_kept(tmp_path / "store")
 

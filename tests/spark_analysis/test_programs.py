@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
     ("program", "words"),
     [
         (Program(module="checker", python="/nowhere/python"), "there is no such interpreter on"),
-        (Program(module="checker", python="/bin/true"), "is Python 0.0, 3.11 is needed"),
+        (Program(module="checker", python="/bin/true"), "is Python 0.0, but 3.11 or later is needed"),
         (Program(module="spark_analysis.no_such_module"), "ended with status 1: .*no_such_module"),
     ],
 )
