@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RUN = (
     *("run", "--cluster", "sim", "--nodes", "5", "--workload", "register", "--nemesis", "partition=leader"),
-    *("--set", "read_mode=unsafe", "--time-limit", "16", "--seed", "2", "--trace"),
+    *("--set", "read_mode=unsafe", "--time-limit", "16", "--seed", "4", "--trace"),
 )
 SIZES = {"report": (1100, 1560), "replay": (1100, 900)}
 """Width and height of each picture, in pixels."""

@@ -283,7 +283,7 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
         (
             "Longest silence",
             duration(silence_ns),
-            f"no ok from {data.silence_ns[0] / 1e9:.1f} s to {data.silence_ns[1] / 1e9:.1f} s",
+            f"from {data.silence_ns[0] / 1e9:.1f} s to {data.silence_ns[1] / 1e9:.1f} s",
         )
     )
     return tiles
