@@ -420,8 +420,8 @@ class LocalCluster(OwnMachineCluster):
         return []
 
     def _of_host(self, host: str, strays: Sequence[ProcessMember]) -> Sequence[ProcessMember]:
-        # One agent serves all hosts, so strays are told apart by the address they listen on. None can listen on these
-        # ports at all addresses, because the proxies listen on each of them at addresses of their own.
+        # One agent serves all hosts, so strays are distinguished by the address they listen on. None can listen on
+        # these ports at all addresses, because the proxies listen on each of them at addresses of their own.
         if not strays:
             return []
         address = self._address(host)

@@ -23,7 +23,7 @@ refused with 503 counts too."""
 SPARE_CONNECTIONS = 8
 """Connections beyond MAX_CONNECTIONS, which are refused with 503 while all others are busy."""
 
-PATIENCE_WHEN_FULL_S = 1.0
+FULL_TIMEOUT_S = 1.0
 """How long an idle connection keeps its slot while others wait for one, and how long a client waits for a busy slot
 before it is refused. A client descheduled between connecting and sending its request takes some tenths of it."""
 
@@ -114,7 +114,7 @@ class Acceptor:
         if number < MAX_CONNECTIONS - 1:  # uvicorn refuses requests on the last one
             self._full_polls = 0
             return True
-        silent = [one for one in connections if one.waiting_since_s + PATIENCE_WHEN_FULL_S <= now_s and one.is_silent]
+        silent = [one for one in connections if one.waiting_since_s + FULL_TIMEOUT_S <= now_s and one.is_silent]
         for one in sorted(silent, key=lambda one: float(one.waiting_since_s)):
             if not one.has_unread:
                 one.give_up()
@@ -122,4 +122,4 @@ class Acceptor:
                 return True
         self._full_polls += 1  # instead of a clock, so that time in which the server was busy does not count
         waited_s = self._full_polls * POLL_INTERVAL_S
-        return waited_s > PATIENCE_WHEN_FULL_S and number < MAX_CONNECTIONS + SPARE_CONNECTIONS
+        return waited_s > FULL_TIMEOUT_S and number < MAX_CONNECTIONS + SPARE_CONNECTIONS

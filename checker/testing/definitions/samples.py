@@ -2,8 +2,8 @@
 
 First a correct object is simulated: every operation takes effect at one moment between its invocation and its return.
 Operations fail with and without an error, crash before or after their effect, or take effect long after they crashed,
-and processes go on after a crash.  Then, in three of four histories, a lie or two is told: an answer is replaced, a
-success reported as a failure, or a failure as a success.  Finally the history may be cut off at any event.
+and processes go on after a crash.  Then, in three of four histories, one or two events are falsified: an answer is
+replaced, a success reported as a failure, or a failure as a success.  Finally the history may be cut off at any event.
 
 Values come in families, because what makes trouble for one engine keeps another from being chosen: values that all
 differ, few values that repeat, and values that a careless comparison confuses.

@@ -56,7 +56,7 @@ class Lane:
         self.number = loop.next_lane_number()
         self.queue: deque[SimHandle] = deque()
         self.listed = False
-        """False if the loop must be told when the queue is no longer empty."""
+        """False if the loop must be notified when the queue is no longer empty."""
         self.is_paused = False
         self.is_dead = False
         self.died_s = math.inf
@@ -76,7 +76,7 @@ class Lane:
         self.is_paused = True
         self._held = len(self.queue)
         self._loop.unlist(self)
-        self.listed = True  # so that the loop is not told of the queue while the lane is paused
+        self.listed = True  # so that the loop is not notified of the queue while the lane is paused
 
     def resume(self) -> None:
         """Continue. What has arrived on sockets meanwhile is handled first, then the timers that have become due: an

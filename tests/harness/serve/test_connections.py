@@ -84,7 +84,7 @@ def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
     serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All requests come while the server is at something else, for longer than a silent client keeps its place."""
-    monkeypatch.setattr(accepting, "PATIENCE_WHEN_FULL_S", 0.3)
+    monkeypatch.setattr(accepting, "FULL_TIMEOUT_S", 0.3)
     client = serve()
     has_room = accepting.Acceptor._has_room
     is_full, is_sent = threading.Event(), threading.Event()
@@ -100,7 +100,7 @@ def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
     with contextlib.ExitStack() as stack:
         waiting = [connect(stack, client) for _ in range(accepting.MAX_CONNECTIONS)]
         assert is_full.wait(DEADLINE_S)
-        time.sleep(2 * accepting.PATIENCE_WHEN_FULL_S)
+        time.sleep(2 * accepting.FULL_TIMEOUT_S)
         for connection in waiting:
             connection.sendall(request)
         is_sent.set()
@@ -110,7 +110,7 @@ def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
 def test_where_all_are_at_work_others_are_told_so(
     serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepting, "PATIENCE_WHEN_FULL_S", 0.2)
+    monkeypatch.setattr(accepting, "FULL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(connections.PatientProtocol, "is_silent", False)
     client = serve()
     with contextlib.ExitStack() as stack:
