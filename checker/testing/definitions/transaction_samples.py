@@ -1,8 +1,9 @@
 """Random histories of transactions that make trouble.
 
 A correct database runs them first: one at a time, from snapshots, or reading whatever is committed.  They fail, crash
-before or after their commit, and processes go on after a crash.  Then, in most histories, one or two events are falsified: a
-read is replaced or moved within its transaction, or a committed transaction is reported as failed or of unknown outcome.
+before or after their commit, and processes go on after a crash.  Then, in most histories, one or two events are
+falsified: a read is replaced or moved within its transaction, or a committed transaction is reported as failed or of
+unknown outcome.
 """
 
 from __future__ import annotations
