@@ -39,7 +39,8 @@ class TlsHandshake(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._inside: asyncio.Protocol | None = None
         self._early = bytearray()
-        """Bytes that came inside TLS together with the end of the handshake."""
+        """Received and not passed on yet: first bytes of the handshake, if the loop reads before it begins (as uvloop
+        does); later bytes from inside TLS, if they came together with the end of the handshake."""
         self._is_lost = False
         self.remote_address = ""
 
@@ -69,10 +70,21 @@ class TlsHandshake(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _feed(self, transport: asyncio.Transport) -> None:
+        """Pass on what was read before the handshake began. The transport has the protocol of the loop's TLS by now."""
+        while self._early and not transport.is_closing():
+            protocol = cast(asyncio.BufferedProtocol, transport.get_protocol())
+            buffer = memoryview(protocol.get_buffer(len(self._early)))
+            size = min(len(buffer), len(self._early))
+            buffer[:size] = self._early[:size]
+            del self._early[:size]
+            protocol.buffer_updated(size)
+
     async def _perform(self, transport: asyncio.Transport) -> None:
         limits, encrypted = self._limits, None
-        try:
-            encrypted = await asyncio.get_running_loop().start_tls(
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(
+            loop.start_tls(
                 transport,
                 self,
                 self._context,
@@ -80,6 +92,11 @@ class TlsHandshake(asyncio.Protocol):
                 ssl_handshake_timeout=limits.tls_handshake_timeout_s,
                 ssl_shutdown_timeout=limits.close_linger_s,
             )
+        )
+        # start_tls opens its protocol and resumes reading, both by call_soon; _feed must come next, before any read.
+        loop.call_soon(loop.call_soon, self._feed, transport)
+        try:
+            encrypted = await starting
         except OSError:
             pass  # not a peer of ours, or one that does not trust us: the peer knows
         finally:

@@ -25,6 +25,7 @@ from node.remoting import (
     ServerLimits,
 )
 from node.remoting.codec import encode
+from node.remoting.tls_handshake import TlsHandshake
 from node.security import TlsConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
@@ -210,3 +211,29 @@ admin = true
                     await plain.max_offset("t", 0, address=served.address)
 
     run(scenario)
+
+
+def test_bytes_read_before_the_handshake_begins_are_part_of_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop reads from a new connection before it runs the task of the handshake."""
+    open_now, received = TlsHandshake.connection_made, TlsHandshake.data_received
+    unopened: dict[TlsHandshake, asyncio.BaseTransport] = {}
+    opened: list[TlsHandshake] = []
+
+    def hold(self: TlsHandshake, transport: asyncio.BaseTransport) -> None:
+        unopened[self] = transport
+
+    def open_once_something_was_read(self: TlsHandshake, data: bytes) -> None:
+        received(self, data)
+        if self in unopened:
+            opened.append(self)
+            open_now(self, unopened.pop(self))
+
+    monkeypatch.setattr(TlsHandshake, "connection_made", hold)
+    monkeypatch.setattr(TlsHandshake, "data_received", open_once_something_was_read)
+
+    async def scenario() -> None:
+        big = bytes(range(256)) * 2_000
+        assert await echo(trusting(keys), tls(keys).server_context(), big) == big
+
+    run(scenario)
+    assert len(opened) == 1
