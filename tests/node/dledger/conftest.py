@@ -61,7 +61,7 @@ class World:
         return host.process
 
     def on(self, name: str, call: Callable[[], T]) -> T:
-        """Call something as the process on a host: what it starts lives and dies with that process."""
+        """Call `call` inside the process on a host: the tasks that it starts end with that process."""
         context = copy_context()
         context.run(LANE.set, self.process(name))
         return context.run(call)
@@ -93,7 +93,7 @@ class World:
 
 
 class Bench(World):
-    """One host with a log store on it, to be crashed at will."""
+    """One host with a log store, and ways to crash it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(("n1",))
@@ -107,7 +107,7 @@ class Bench(World):
         return self.process("n1").runtime
 
     async def open(self) -> DLedgerStore:
-        """Open the store in the process that runs now. Raises what opening raises."""
+        """Open the store in the running process. Raises what opening raises."""
         store = self.on("n1", lambda: DLedgerStore(self.config, self.runtime))
         await self.run("n1", store.open)
         return store
@@ -265,7 +265,7 @@ class Group(World):
         return await self.run(name, lambda: self[name].read_barrier(mode))
 
     async def ask_barrier(self, name: str, mode: Any) -> int:
-        """The same without a task, if that is possible."""
+        """The same through `ask_barrier`, or through `barrier` if the mode needs a task."""
         future: asyncio.Future[Any] = self.loop.create_future()
         if not self.on(name, lambda: self[name].ask_barrier(mode, future.set_result)):
             return await self.barrier(name, mode)
@@ -313,12 +313,12 @@ class Group(World):
         assert len({self.content(name, f"{DATA_DIR}/dledger/data")[:end] for name in members}) == 1
 
     def lines(self, name: str) -> str:
-        """What a member has logged."""
+        """The log lines of a member's process."""
         return self.hosts[name].log.text()
 
 
 class Truth:
-    """The state after each committed entry, as the first member to apply it has it; `violations` contradict it."""
+    """The state after each committed entry, from the first member that applied it; `violations` contradict it."""
 
     def __init__(self) -> None:
         self.after: dict[int, str] = {}
@@ -344,7 +344,7 @@ class Tally:
 
     def apply(self, entry: Entry) -> None:
         if entry.index != self.next_index:
-            self.truth.violations.append(f"entry {entry.index} is applied behind {self.next_index - 1}")
+            self.truth.violations.append(f"entry {entry.index} is applied after {self.next_index - 1}")
         self.next_index = entry.index + 1
         self.sum = zlib.crc32(entry.raw, self.sum)
         key, _, value = entry.body.decode().partition("=")
@@ -365,7 +365,7 @@ class Tally:
 
 
 def tally_server(truth: Truth, mutate: Callable[[DLedgerServer], None] | None = None) -> type[DLedgerServer]:
-    """A class of members that each keep a Tally, `tally`, with a mutant if one is given."""
+    """A class of members that each have a Tally, `tally`; `mutate`, if given, is applied to each."""
 
     class TallyServer(DLedgerServer):
         def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
@@ -386,7 +386,7 @@ def tallies() -> Any:
 
 @pytest.fixture
 def bench() -> Callable[..., Any]:
-    """Run `scenario(bench)` in simulation, with options of the store's configuration; returns what it returns."""
+    """Run `scenario(bench)` in simulation with options of the store's configuration; returns its result."""
 
     def run(scenario: Callable[[Bench], Awaitable[Any]], *, seed: int = 1, **options: Any) -> Any:
         async def main() -> Any:
@@ -399,7 +399,7 @@ def bench() -> Callable[..., Any]:
 
 @pytest.fixture
 def simulate() -> Callable[..., Any]:
-    """Run `scenario(group)` in simulation with a group of `size` members; returns what it returns."""
+    """Run `scenario(group)` in simulation with a group of `size` members; returns its result."""
 
     def run(
         scenario: Callable[[Group], Awaitable[Any]],

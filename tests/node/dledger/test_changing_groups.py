@@ -1,5 +1,5 @@
-"""Groups that change while their logs lose their beginning, disks refuse, members are killed, lose power and are cut
-off: nothing that was acknowledged is lost, and all know the same group in the end."""
+"""Membership changes while logs are trimmed, disks fail, and members are killed, lose power or are cut off: no
+acknowledged entry is lost, and all members agree on the group in the end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from node.dledger import DLedgerError, LedgerCorrupt
 OPTIONS: dict[str, Any] = {
     "snapshot_threshold_entries": 40, "snapshot_removes_log": True, "max_pending_pushes": 10
 }  # fmt: skip
-ACTS = ("change", "change", "change in vain", "down", "up", "cut", "heal", "disk", "transfer")
+ACTS = ("change", "change", "change by an isolated leader", "down", "up", "cut", "heal", "disk", "transfer")
 
 
 class Driver:
-    """Appends all the time, and does to a group of five whatever is drawn."""
+    """Appends continuously to a group of five and performs randomly drawn acts on it."""
 
     def __init__(self, group: Any, seed: int) -> None:
         self.group = group
@@ -46,8 +46,8 @@ class Driver:
                     pass  # its process may have been killed
             await asyncio.sleep(0.01)
 
-    def begin(self, name: str, call: Coroutine[Any, Any, Any]) -> None:
-        """Ask a member for something, whatever becomes of it."""
+    def start_request(self, name: str, call: Coroutine[Any, Any, Any]) -> None:
+        """Start a request to a member and ignore its outcome."""
 
         async def run() -> None:
             try:
@@ -61,12 +61,12 @@ class Driver:
     def change(self, leader: str) -> None:
         member, present = self.draw.choice(self.group.names), self.group[leader].member_state.member_ids
         if member not in present:
-            self.begin(leader, self.group[leader].add_member(member, self.group.addresses[member]))
+            self.start_request(leader, self.group[leader].add_member(member, self.group.addresses[member]))
         elif len(present) > 2:
-            self.begin(leader, self.group[leader].remove_member(member))
+            self.start_request(leader, self.group[leader].remove_member(member))
 
     async def start_all(self) -> None:
-        """Start who is down. A disk that refuses may end a start; nothing else does."""
+        """Start all members that are down. A failing disk may end a start; a corrupt log must not."""
         for name in self.group.names:
             while name not in self.group.members:
                 assert not isinstance(self.group.ended.pop(name, None), LedgerCorrupt)
@@ -80,7 +80,7 @@ class Driver:
         rest = [other for other in group.names if other != name]
         if act.startswith("change") and leaders:
             leader = draw.choice(leaders)
-            if act == "change in vain":
+            if act == "change by an isolated leader":
                 await group.cut(" ".join(other for other in group.names if other != leader))
             self.change(leader)
             await asyncio.sleep(draw.uniform(0.1, 3))
@@ -96,11 +96,13 @@ class Driver:
         elif act == "disk":
             group.hosts[name].disk.fail(draw.choice(("sync", "write")), draw.choice((0.05, 0.3, 1)))
         elif act == "transfer" and leaders:
-            self.begin(leaders[0], group[leaders[0]].transfer_leadership(name))
+            self.start_request(leaders[0], group[leaders[0]].transfer_leadership(name))
 
 
 @pytest.mark.parametrize("seed", (3, 7, 19))
-def test_nothing_is_lost_while_groups_change_and_logs_begin_later(simulate: Any, tallies: Any, seed: int) -> None:
+def test_no_acknowledged_entry_is_lost_while_members_change_and_logs_are_trimmed(
+    simulate: Any, tallies: Any, seed: int
+) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:

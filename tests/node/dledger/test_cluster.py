@@ -1,4 +1,4 @@
-"""Whole groups in simulation: elections, reads, and what faults may and may not do to them."""
+"""Whole groups in simulation: elections, reads, and their behaviour under faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAFE_MODES = [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG]
 BARRIERS = ("barrier", "ask_barrier")
 
 
-async def failure(awaitable: Any) -> DLedgerCode:
+async def error_code(awaitable: Any) -> DLedgerCode:
     with pytest.raises(DLedgerError) as caught:
         await awaitable
     return caught.value.code
@@ -41,7 +41,7 @@ def test_a_group_elects_one_leader_and_replicates(simulate: Any, size: int) -> N
 
 
 @pytest.mark.parametrize("timing", ["fast", "default"])
-def test_failover_takes_about_a_lease_and_two_rounds_of_votes(simulate: Any, timing: str) -> None:
+def test_the_median_failover_time_after_a_leader_kill_is_bounded(simulate: Any, timing: str) -> None:
     async def scenario(group: Any) -> float:
         await group.start()
         leader = await group.leader()
@@ -59,7 +59,7 @@ def test_failover_takes_about_a_lease_and_two_rounds_of_votes(simulate: Any, tim
 
 
 @pytest.mark.parametrize("timing", ["fast", "default"])
-def test_failover_takes_no_longer_when_the_leader_is_cut_off_and_answers_nobody(simulate: Any, timing: str) -> None:
+def test_failover_time_is_bounded_when_the_leader_is_cut_off(simulate: Any, timing: str) -> None:
     async def scenario(group: Any) -> float:
         await group.start()
         leader = await group.leader()
@@ -78,7 +78,7 @@ def test_failover_takes_no_longer_when_the_leader_is_cut_off_and_answers_nobody(
 
 
 @pytest.mark.mechanism("Append vs commit...")
-def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
+def test_a_leader_in_a_minority_cannot_commit_and_steps_down(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         old = await group.leader()
@@ -86,7 +86,7 @@ def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
         await group.cut(f"{old} {mate}", " ".join(rest))
         doubtful = group.append(old, b"minority")
         new = await group.leader(*rest)
-        assert await failure(doubtful) in (DLedgerCode.TERM_CHANGED, DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT)
+        assert await error_code(doubtful) in (DLedgerCode.TERM_CHANGED, DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT)
         await group.append_all(new, b"majority")
         await group.until(lambda: group.leaders() == [new])
         with pytest.raises(DLedgerError) as caught:
@@ -101,7 +101,7 @@ def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
 
 
 @pytest.mark.mechanism("LEADER_PENDING_FULL...")
-def test_without_a_quorum_appends_time_out_then_pending_is_full(simulate: Any, with_timing: Any) -> None:
+def test_without_a_quorum_pending_appends_fill_up_and_then_time_out(simulate: Any, with_timing: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -111,16 +111,16 @@ def test_without_a_quorum_appends_time_out_then_pending_is_full(simulate: Any, w
         with pytest.raises(DLedgerError) as caught:
             group.append(leader, b"one too many")
         assert (caught.value.code, caught.value.is_definite) == (DLedgerCode.LEADER_PENDING_FULL, True)
-        assert {await failure(future) for future in futures} == {DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT}
+        assert {await error_code(future) for future in futures} == {DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT}
         for name in others(group, leader):
             group.hosts[name].disk.heal()
         await group.converged()
-        assert len(group.log(leader)) >= 51  # in doubt, and in the end committed
+        assert len(group.log(leader)) >= 51  # in doubt at first, committed in the end
 
     simulate(scenario, max_pending_appends=50)
 
 
-def test_appends_larger_than_memory_allows_are_refused_while_the_disk_stalls(simulate: Any) -> None:
+def test_appends_beyond_max_pending_bytes_are_refused_while_the_disk_stalls(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -135,7 +135,7 @@ def test_appends_larger_than_memory_allows_are_refused_while_the_disk_stalls(sim
 
 
 @pytest.mark.parametrize("kind", ["stall", "full", "error"])
-def test_a_leader_whose_disk_fails_gives_way_to_another(simulate: Any, kind: str) -> None:
+def test_a_leader_whose_disk_fails_is_replaced(simulate: Any, kind: str) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         old = await group.leader()
@@ -146,14 +146,14 @@ def test_a_leader_whose_disk_fails_gives_way_to_another(simulate: Any, kind: str
         await group.append_all(new, b"goes on")
         assert "the disk has stored nothing" in group.lines(old)
         await asyncio.sleep(5)
-        assert group.leaders() == [new]  # one that cannot store does not stand
+        assert group.leaders() == [new]  # a member that cannot write does not stand for election
         disk.heal()
         await group.converged()
 
     simulate(scenario)
 
 
-def test_a_stalled_disk_stops_nothing_but_the_disk(simulate: Any) -> None:
+def test_a_follower_with_a_stalled_disk_blocks_no_commits_and_keeps_following(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -170,7 +170,7 @@ def test_a_stalled_disk_stops_nothing_but_the_disk(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_configured_otherwise_a_leader_stays_through_a_stall(simulate: Any) -> None:
+def test_a_leader_stays_during_a_disk_stall_if_step_down_is_disabled(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -196,7 +196,7 @@ def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode, way: 
                 assert await barrier(leader, mode) >= index
             for follower in others(group, leader):
                 if follower in group.members:
-                    assert await failure(barrier(follower, mode)) is DLedgerCode.NOT_LEADER
+                    assert await error_code(barrier(follower, mode)) is DLedgerCode.NOT_LEADER
                     assert await barrier(follower, ReadMode.UNSAFE) <= index
             group.kill(leader)
             await group.leader()
@@ -207,7 +207,7 @@ def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode, way: 
 
 @pytest.mark.parametrize("way", BARRIERS)
 @pytest.mark.parametrize("mode", SAFE_MODES)
-def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode: ReadMode, way: str) -> None:
+def test_a_cut_off_leader_serves_no_stale_read(simulate: Any, mode: ReadMode, way: str) -> None:
     async def scenario(group: Any) -> None:
         barrier = getattr(group, way)
         await group.start()
@@ -232,14 +232,14 @@ def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode
         written_s = group.loop.time()
         await asyncio.sleep(3)
         assert [answer for answer in answers if answer[0] > written_s] == []
-        assert await barrier(old, ReadMode.UNSAFE) == stale  # what unsafe means
+        assert await barrier(old, ReadMode.UNSAFE) == stale  # an unsafe read is stale
         reading.cancel()
 
     for seed in range(5):
         simulate(scenario, seed=seed)
 
 
-def test_reads_that_wait_together_share_a_round(simulate: Any) -> None:
+def test_concurrent_reads_share_a_heartbeat_round_or_a_log_entry(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -254,7 +254,7 @@ def test_reads_that_wait_together_share_a_round(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_lease_reads_ask_nobody_while_the_lease_holds(simulate: Any) -> None:
+def test_lease_reads_need_no_heartbeat_round_while_the_lease_holds(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -269,7 +269,7 @@ def test_lease_reads_ask_nobody_while_the_lease_holds(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_new_leader_reads_nothing_before_its_own_entry_is_committed(simulate: Any) -> None:
+def test_a_new_leader_serves_no_read_before_its_own_entry_is_committed(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         old = await group.leader()
@@ -283,7 +283,7 @@ def test_a_new_leader_reads_nothing_before_its_own_entry_is_committed(simulate: 
                 at_election.append((group[new].store.committed_index, barrier))
 
         index = (await group.append_all(old, b"acknowledged"))[-1]
-        group.kill(old)  # before it has told the followers that this is committed
+        group.kill(old)  # before the followers learn that the entry is committed
         for member in group.members.values():
             member.add_role_listener(elected)
         await group.until(lambda: bool(at_election))
@@ -294,8 +294,8 @@ def test_a_new_leader_reads_nothing_before_its_own_entry_is_committed(simulate: 
     simulate(scenario)
 
 
-def test_an_isolated_member_rejoins_without_harm(simulate: Any) -> None:
-    """dledger#325, and the churn of members that come back with a greater term."""
+def test_an_isolated_member_with_a_greater_term_rejoins_and_catches_up(simulate: Any) -> None:
+    """dledger#325, and the disruption by members that rejoin with a greater term."""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -329,7 +329,7 @@ def test_an_isolated_member_rejoins_without_harm(simulate: Any) -> None:
         simulate(scenario, seed=seed)
 
 
-def test_one_way_cuts_end_in_one_leader(simulate: Any) -> None:
+def test_a_one_way_cut_leaves_exactly_one_leader(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -345,7 +345,7 @@ def test_one_way_cuts_end_in_one_leader(simulate: Any) -> None:
         simulate(scenario, size=5, seed=seed)
 
 
-def test_nothing_acknowledged_is_lost_when_all_power_fails(simulate: Any) -> None:
+def test_no_acknowledged_entry_is_lost_when_all_members_lose_power(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         acknowledged: list[tuple[int, bytes]] = []
         await group.start()
@@ -371,9 +371,9 @@ def test_nothing_acknowledged_is_lost_when_all_power_fails(simulate: Any) -> Non
 
 @pytest.mark.mechanism("Vote refuses shorter logs...")
 @pytest.mark.parametrize("winner", ["n2", "n3"])
-def test_five_nodes_at_100_120_90_90(simulate: Any, winner: str) -> None:
+def test_the_elected_log_decides_which_uncommitted_entries_survive(simulate: Any, winner: str) -> None:
     """The question at the end of seed S3. n1 is gone; n2 has 100 entries, n3 120, n4 and n5 90. At most 100 can be
-    committed. Either of n2 and n3 may win, the others cannot; 101 to 120 survive in one case only."""
+    committed. Only n2 and n3 can win; entries 101 to 120 survive only if n3 does."""
 
     async def scenario(group: Any) -> None:
         for name, count in {"n2": 100, "n3": 120, "n4": 90, "n5": 90}.items():
@@ -405,8 +405,8 @@ def test_members_with_short_logs_cannot_win(simulate: Any) -> None:
         simulate(scenario, size=5, seed=seed)
 
 
-def test_members_of_different_timings_say_so(simulate: Any, with_timing: Any) -> None:
-    """Nothing else tells that a lease of the leader's may outlast that of its followers."""
+def test_a_follower_warns_if_its_leader_has_another_timing(simulate: Any, with_timing: Any) -> None:
+    """Nothing else shows that the leader's lease may outlast that of its followers."""
 
     async def scenario(group: Any) -> None:
         other = with_timing(heartbeat_interval_ms=200)
@@ -415,7 +415,7 @@ def test_members_of_different_timings_say_so(simulate: Any, with_timing: Any) ->
         leader = await group.leader()
         await group.append_all(leader, b"x")
         await group.converged()
-        told = {name: "has another timing, a lease of" in group.lines(name) for name in group.names}
-        assert told == {name: name != leader and "n2" in (name, leader) for name in group.names}
+        warned = {name: "has another timing, a lease of" in group.lines(name) for name in group.names}
+        assert warned == {name: name != leader and "n2" in (name, leader) for name in group.names}
 
     simulate(scenario)

@@ -1,4 +1,4 @@
-"""Entries that were cut off are no longer in the log, however long the disk takes to follow."""
+"""Truncated entries leave the log at once, however long the disk takes to follow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from node.dledger.membership import encode_members
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
-def test_a_second_cut_before_the_first_is_on_disk_takes_back_what_still_waits_for_the_disk(
+def test_acked_entries_are_on_disk_when_two_truncations_overlap_a_stalled_write(
     bench: Any, refuses: bool, flush_mode: str
 ) -> None:
-    """What waits in front of the first cut is written, but it is no longer the log: that must not be said of it."""
+    """Entries queued before the first truncation are still written, but not acknowledged: they have left the log."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -49,7 +49,9 @@ def test_a_second_cut_before_the_first_is_on_disk_takes_back_what_still_waits_fo
         for acked_index, data in marks:
             for index in range(acked_index + 1):
                 entry = store.get(index)
-                assert data[entry.pos : entry.end_pos] == entry.raw, f"{index} of {acked_index} is not there"
+                assert data[entry.pos : entry.end_pos] == entry.raw, (
+                    f"acked_index is {acked_index}, but entry {index} is not on disk"
+                )
         bench.power_fail()
         again = await bench.open()
         assert [again.get(index) for index in (7, 8, 9)] == replaced and again.ledger_end_index == 9
@@ -58,8 +60,8 @@ def test_a_second_cut_before_the_first_is_on_disk_takes_back_what_still_waits_fo
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None:
-    """Behind there, the disk may still hold what has been cut off the log."""
+def test_reads_from_disk_stop_where_the_tail_cache_begins(bench: Any, waits: bool) -> None:
+    """Beyond that point, the disk may still hold truncated entries."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -81,20 +83,20 @@ def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None
     bench(scenario)
 
 
-def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: Any) -> None:
-    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part. What
-    it said of the group is known also where nothing is left of it, but for what was not committed."""
+def test_a_power_failure_during_a_reset_leaves_the_old_log_the_new_one_or_none(bench: Any) -> None:
+    """Remains of the old log are neither damage nor served in part. Its committed membership survives even if none of
+    its entries does; an uncommitted change is lost with the old log."""
 
-    def say(bench: Any, store: Any, *members: str) -> None:
+    def append_members(bench: Any, store: Any, *members: str) -> None:
         body = encode_members(dict.fromkeys(members, "a:1"))
         bench.on("n1", lambda: store.append_as_leader(1, len(body), lambda _: body, magic=CONFIG_MAGIC))
 
     async def scenario(bench: Any, steps: int) -> tuple[bool, int, int]:
         store = await bench.open()
-        say(bench, store, "n1", "n2", "n3")
+        append_members(bench, store, "n1", "n2", "n3")
         bench.append(store, *[bytes(500)] * 18)
         store.update_committed_index(18)
-        say(bench, store, "n1")
+        append_members(bench, store, "n1")
         await bench.flushed(store)
         await bench.close(store)
         bench.kill()
@@ -127,10 +129,10 @@ def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: An
     assert seen == {(0, 20), (0, 0), (100, 101)}
 
 
-def test_a_cut_takes_back_a_checkpoint_that_was_written_in_spite_of_an_error(
+def test_a_truncation_rolls_back_a_checkpoint_written_despite_a_sync_error(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file has its name when the sync of the directory fails, and it may say more than what is left."""
+    """The new checkpoint has its name when the sync of the directory fails, and may cover truncated entries."""
     sync_names, refused = ProcessDisk._sync_names, asyncio.Event()
 
     def refuse(self: ProcessDisk, directory: str, operation: Operation, value: Any = None) -> None:
@@ -159,8 +161,8 @@ def test_a_cut_takes_back_a_checkpoint_that_was_written_in_spite_of_an_error(
     bench(scenario)
 
 
-def test_a_file_whose_removal_was_not_synced_does_not_come_back_behind_a_cut(bench: Any) -> None:
-    """Its units of the index would continue the log, and say that their entries had been durable."""
+def test_an_index_file_whose_removal_was_not_synced_does_not_extend_a_truncated_log(bench: Any) -> None:
+    """Its units would continue the log and show their entries as having been durable."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -182,8 +184,8 @@ def test_a_file_whose_removal_was_not_synced_does_not_come_back_behind_a_cut(ben
         bench(scenario, seed=seed)
 
 
-def test_a_cut_of_the_index_that_was_not_synced_is_tried_again(bench: Any) -> None:
-    """The file is shorter already when the sync fails, and a power cut may bring the units back."""
+def test_a_truncation_of_the_index_that_was_not_synced_is_retried(bench: Any) -> None:
+    """The file is already shorter when the sync fails, and a power failure may restore the units."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()

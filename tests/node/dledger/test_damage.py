@@ -1,8 +1,8 @@
-"""Damaged files of a member, of every kind: found, reported, repaired from what is left or by the leader, or refused.
+"""Damaged files of a member: every kind is repaired, locally or by the leader, or refused with a report.
 
-Each case damages one file of a follower that is down while its group goes on, and starts it again. Either it refuses to
-start, names the file and leaves everything as it is; or it comes back, never serves an entry other than the group's,
-and ends with the leader's log, byte for byte. A member without its term and vote never takes part.
+Each case damages one file of a follower that is down while its group continues, and restarts the follower. Either it
+refuses to start, names the file and changes no file; or it starts, never serves an entry other than the group's, and
+ends with the leader's log, byte for byte. A member without its term and vote never takes part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFUSED = {
     *(("member_state", damage) for damage in DAMAGES),
     *(("checkpoint", damage) for damage in DAMAGES),
 } - {("data last", "longer"), ("checkpoint", "missing")}
-"""Everything else is mended: garbage behind the last entry is cut off, an index is made again from the entries, and
+"""Everything else is repaired: garbage after the last entry is cut off, an index is rebuilt from the entries, and
 without a checkpoint the whole log is read."""
 
 
@@ -36,7 +36,7 @@ def path_of(disk: Any, kind: str) -> str:
     return paths[{"first": 0, "middle": len(paths) // 2, "last": -1}[which]]
 
 
-def do_damage(disk: Any, path: str, damage: str) -> None:
+def damage_file(disk: Any, path: str, damage: str) -> None:
     content = bytes(disk.inode(path).cache)
     middle = len(content) // 2
     if damage == "missing":
@@ -56,7 +56,7 @@ def files_of(disk: Any) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_found_and_mended_or_refused(simulate: Any, kind: str, damage: str) -> None:
+def test_a_damaged_file_is_repaired_or_refused(simulate: Any, kind: str, damage: str) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -70,15 +70,17 @@ def test_a_damaged_file_is_found_and_mended_or_refused(simulate: Any, kind: str,
         group.kill(victim)
         await group.append_all(leader, *bodies[60:])
         path = path_of(disk, kind)
-        do_damage(disk, path, damage)
+        damage_file(disk, path, damage)
         before = files_of(disk)
         await group.start(victim)
         if (kind, damage) in REFUSED:
             error = group.ended[victim]
             assert isinstance(error, LedgerCorrupt | SegmentError) and path in str(error), error
             assert "\n" not in str(error)
-            assert files_of(disk) == before, "whoever mends it finds it as it was"
-            assert [index async for index in numbers(group, leader, 5)], "the others go on"
+            assert files_of(disk) == before, "a refused start must not change any file"
+            assert [index async for index in append_more(group, leader, 5)], (
+                "the rest of the group must keep committing"
+            )
             return
         assert victim not in group.ended, group.ended
         truth = group.log(leader)
@@ -92,14 +94,14 @@ def test_a_damaged_file_is_found_and_mended_or_refused(simulate: Any, kind: str,
     simulate(scenario)
 
 
-async def numbers(group: Any, leader: str, count: int) -> Any:
+async def append_more(group: Any, leader: str, count: int) -> Any:
     for index in await group.append_all(leader, *[b"more"] * count):
         yield index
 
 
-def test_a_member_that_lost_its_vote_takes_no_part(simulate: Any) -> None:
-    """Two of three are back after a power cut, one of them without its vote: they elect nobody, rather than a second
-    leader of a term. With the vote restored they do."""
+def test_a_member_that_lost_its_vote_stays_down_and_elects_no_leader(simulate: Any) -> None:
+    """Two of three members restart after a power failure, one of them without its vote: they elect no leader, rather
+    than a second one of the same term. With the vote restored, they elect one."""
 
     async def scenario(group: Any) -> None:
         await group.start()

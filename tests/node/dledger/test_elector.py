@@ -1,4 +1,4 @@
-"""Votes and heartbeats: every verdict, and what a member may promise and to whom."""
+"""Votes and heartbeats: every result, and the promises that a member may make."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ async def beat(group: Any, member: str, leader: str, term: int) -> DLedgerCode:
     return code
 
 
-async def lonely(group: Any) -> Any:
+async def start_alone(group: Any) -> Any:
     """n1 of a group whose other members do not run, so that only the test talks to it; in term 5, no vote given."""
     await group.start("n1")
     assert await beat(group, "n1", "n2", 5) is DLedgerCode.TERM_NOT_READY
     return group["n1"]
 
 
-def test_verdicts_in_order(simulate: Any) -> None:
+def test_vote_requests_are_checked_in_a_fixed_order(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        member = await lonely(group)
+        member = await start_alone(group)
         group.on("n1", lambda: member.store.append_as_leader(4, 0, lambda _: b""))
         group.on("n1", lambda: member.store.append_as_leader(4, 0, lambda _: b""))
         elector = member.elector
@@ -62,23 +62,23 @@ def test_verdicts_in_order(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_vote_is_durable_before_it_is_given(simulate: Any) -> None:
+def test_a_vote_is_durable_before_it_is_granted(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         assert await vote(group, "n1", "n2", 5) is VoteResult.ACCEPT
         group.power_fail("n1")
         await group.start("n1")
         state = group["n1"].member_state
         assert (state.term, state.voted_for) == (5, "n2")
-        await asyncio.sleep(0.6)  # a restarted member votes for nobody for a lease
+        await asyncio.sleep(0.6)  # a restarted member rejects all candidates for a lease
         assert await vote(group, "n1", "n3", 5) is VoteResult.REJECT_ALREADY_VOTED
 
     simulate(scenario)
 
 
-def test_a_disk_that_refuses_the_vote_gives_none(simulate: Any) -> None:
+def test_no_vote_is_granted_if_the_disk_refuses_to_store_it(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         group.hosts["n1"].disk.fail("sync")
         with pytest.raises(OSError, match="Input/output"):
             await vote(group, "n1", "n2", 5)
@@ -89,9 +89,9 @@ def test_a_disk_that_refuses_the_vote_gives_none(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_two_candidates_at_once_get_one_vote(simulate: Any) -> None:
+def test_only_one_of_two_concurrent_candidates_gets_the_vote(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         group.hosts["n1"].disk.delay_s = 0.05
         results = await asyncio.gather(*(vote(group, "n1", name, 5) for name in ("n2", "n3", "n2")))
         assert results == [VoteResult.ACCEPT, VoteResult.REJECT_ALREADY_VOTED, VoteResult.ACCEPT]
@@ -99,11 +99,11 @@ def test_two_candidates_at_once_get_one_vote(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_entries_wait_while_a_vote_is_being_written(simulate: Any) -> None:
-    """Else a follower could take an entry of the old term between judging a candidate's log and voting for it."""
+def test_heartbeats_wait_while_a_vote_is_being_written(simulate: Any) -> None:
+    """Entries wait likewise: otherwise a follower could accept one after judging a candidate's log, before voting."""
 
     async def scenario(group: Any) -> None:
-        member = await lonely(group)
+        member = await start_alone(group)
         group.hosts["n1"].disk.stall()
         voting = group.loop.create_task(vote(group, "n1", "n2", 5))
         await asyncio.sleep(0.1)
@@ -120,7 +120,7 @@ def test_entries_wait_while_a_vote_is_being_written(simulate: Any) -> None:
 
 def test_heartbeat_codes(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        member = await lonely(group)
+        member = await start_alone(group)
         assert await beat(group, "n1", "stranger", 5) is DLedgerCode.UNKNOWN_MEMBER
         assert await beat(group, "n1", "n1", 5) is DLedgerCode.UNEXPECTED_MEMBER
         assert await beat(group, "n1", "n2", 4) is DLedgerCode.EXPIRED_TERM
@@ -135,9 +135,9 @@ def test_heartbeat_codes(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_follower_stands_by_its_leader_for_a_lease(simulate: Any) -> None:
+def test_a_follower_rejects_other_candidates_for_a_lease_after_a_heartbeat(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         assert await beat(group, "n1", "n2", 5) is DLedgerCode.SUCCESS
         assert await vote(group, "n1", "n3", 50) is VoteResult.REJECT_ALREADY_HAS_LEADER
         assert group["n1"].member_state.term == 5
@@ -149,9 +149,9 @@ def test_a_follower_stands_by_its_leader_for_a_lease(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_leader_that_asks_for_votes_binds_nobody(simulate: Any) -> None:
+def test_a_follower_may_vote_for_its_own_leader_during_the_lease(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         assert await beat(group, "n1", "n2", 5) is DLedgerCode.SUCCESS
         assert await vote(group, "n1", "n2", 6) is VoteResult.REJECT_TERM_NOT_READY
         assert await vote(group, "n1", "n2", 6) is VoteResult.ACCEPT
@@ -159,11 +159,11 @@ def test_a_leader_that_asks_for_votes_binds_nobody(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_restarted_member_votes_for_nobody_for_a_lease(simulate: Any) -> None:
-    """It may have promised that to a leader whose lease reads rely on it, and cannot know."""
+def test_a_restarted_member_rejects_all_candidates_for_a_lease(simulate: Any) -> None:
+    """It may have promised so to a leader whose lease reads rely on it, and cannot know."""
 
     async def scenario(group: Any) -> None:
-        await lonely(group)
+        await start_alone(group)
         group.kill("n1")
         await group.start("n1")
         assert await vote(group, "n1", "n3", 9) is VoteResult.REJECT_ALREADY_HAS_LEADER
@@ -186,7 +186,7 @@ def test_a_leader_with_a_quorum_is_not_deposed_by_a_candidate(simulate: Any) -> 
 
 
 def test_a_member_leads_a_term_at_most_once(simulate: Any) -> None:
-    """DLedger's first round stays in the old term: a leader that lost entries could number other ones alike."""
+    """DLedger's first round stays in the old term: a leader that lost entries could reuse their indices."""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -201,7 +201,7 @@ def test_a_member_leads_a_term_at_most_once(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_lone_member_elects_itself_and_again_after_a_restart_in_a_new_term(simulate: Any) -> None:
+def test_a_lone_member_elects_itself_in_a_new_term_after_a_restart(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         assert await group.leader() == "n1"
@@ -215,7 +215,7 @@ def test_a_lone_member_elects_itself_and_again_after_a_restart_in_a_new_term(sim
     simulate(scenario, size=1)
 
 
-def test_member_whose_state_was_lost_does_not_start(simulate: Any) -> None:
+def test_a_member_without_its_member_state_file_does_not_start(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.append_all(await group.leader(), b"entry")
@@ -229,7 +229,7 @@ def test_member_whose_state_was_lost_does_not_start(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_candidates_with_short_logs_do_not_raise_the_term_for_ever(simulate: Any) -> None:
+def test_an_isolated_member_with_a_short_log_does_not_disrupt_the_group_on_rejoining(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -241,14 +241,14 @@ def test_candidates_with_short_logs_do_not_raise_the_term_for_ever(simulate: Any
         term = group[behind].member_state.term
         await group.heal()
         await group.converged()
-        assert group[behind].member_state.term == term  # it asked in its old term all the time
+        assert group[behind].member_state.term == term  # it asked for votes in its old term throughout
         assert group.leaders() == [leader]
 
     simulate(scenario)
 
 
-def test_nobody_leads_a_term_while_it_enters_the_next(simulate: Any) -> None:
-    """The last vote of a round comes while a newer term is on its way to the disk."""
+def test_a_candidate_does_not_become_leader_while_it_enters_a_newer_term(simulate: Any) -> None:
+    """The last vote of a round arrives while a newer term is being written to disk."""
 
     async def scenario(group: Any) -> None:
         await group.start("n1")

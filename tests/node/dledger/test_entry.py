@@ -1,4 +1,4 @@
-"""Entries: their bytes, what parsing accepts, and that no changed bit goes unnoticed."""
+"""Entries: their encoding, what the parser accepts, and the detection of every flipped bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from node.dledger.entry import (
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 
 
-def row(*bodies: bytes, term: int = 1) -> list[Entry]:
+def chain_of(*bodies: bytes, term: int = 1) -> list[Entry]:
     entries: list[Entry] = []
     for body in bodies:
         before = entries[-1] if entries else None
@@ -55,15 +55,15 @@ def test_golden_bytes() -> None:
     assert UNIT_SIZE_BYTES == 32
 
 
-def test_kinds_of_entries() -> None:
+def test_only_normal_entries_are_messages() -> None:
     magics = (NORMAL_MAGIC, NOOP_MAGIC, CONFIG_MAGIC)
     assert magics == (1, 2, 3)
     kinds = [encode_entry(magic=magic, index=0, term=0, pos=0, previous_chain_crc=0, body=b"") for magic in magics]
     assert [entry.is_message for entry in kinds] == [True, False, False]
 
 
-def test_chain_crc_covers_everything_before() -> None:
-    one, two = row(b"a", b"b", b"c"), row(b"A", b"b", b"c")
+def test_the_chain_crc_covers_all_previous_entries() -> None:
+    one, two = chain_of(b"a", b"b", b"c"), chain_of(b"A", b"b", b"c")
     assert one[1].raw[48:] == two[1].raw[48:]
     assert one[2].chain_crc != two[2].chain_crc
     assert parse_entries(b"".join(entry.raw for entry in one), 0) == one
@@ -81,14 +81,14 @@ def test_chain_crc_covers_everything_before() -> None:
         ([1, 0], "cannot follow"),
     ],
 )
-def test_a_row_has_no_gaps_and_no_repetitions(broken: list[int], problem: str) -> None:
-    entries = row(b"a", b"b", b"c")
+def test_entries_with_a_gap_or_a_repetition_are_refused(broken: list[int], problem: str) -> None:
+    entries = chain_of(b"a", b"b", b"c")
     with pytest.raises(BadEntry):
         parse_entries(b"".join(entries[index].raw for index in broken))
 
 
-def test_terms_in_a_row_do_not_go_down() -> None:
-    first = row(b"a", term=5)[0]
+def test_entries_with_a_decreasing_term_are_refused() -> None:
+    first = chain_of(b"a", term=5)[0]
     second = encode_entry(magic=1, index=1, term=4, pos=first.end_pos, previous_chain_crc=first.chain_crc, body=b"")
     with pytest.raises(BadEntry, match="term 4 cannot follow"):
         parse_entries(first.raw + second.raw)
@@ -103,14 +103,16 @@ def test_terms_in_a_row_do_not_go_down() -> None:
     body=st.binary(max_size=300),
     padding=st.binary(max_size=20),
 )
-def test_round_trip(magic: int, index: int, term: int, pos: int, chain: int, body: bytes, padding: bytes) -> None:
+def test_an_encoded_entry_parses_to_itself(
+    magic: int, index: int, term: int, pos: int, chain: int, body: bytes, padding: bytes
+) -> None:
     entry = encode_entry(magic=magic, index=index, term=term, pos=pos, previous_chain_crc=chain, body=body)
     assert parse_entry(padding + entry.raw + padding, len(padding), chain) == entry
     assert entry.body == body
 
 
 @given(body=st.binary(max_size=60), bit=st.integers(0), chain=st.integers(0, 2**32 - 1))
-def test_every_changed_bit_is_found(body: bytes, bit: int, chain: int) -> None:
+def test_every_flipped_bit_is_detected(body: bytes, bit: int, chain: int) -> None:
     raw = bytearray(encode_entry(magic=1, index=7, term=3, pos=99, previous_chain_crc=chain, body=body).raw)
     bit %= len(raw) * 8
     raw[bit // 8] ^= 1 << bit % 8
@@ -119,7 +121,7 @@ def test_every_changed_bit_is_found(body: bytes, bit: int, chain: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_bad_entries_and_nothing_else(data: bytes) -> None:
+def test_garbage_raises_nothing_but_bad_entry(data: bytes) -> None:
     try:
         entries = parse_entries(data)
     except BadEntry:
@@ -127,15 +129,15 @@ def test_garbage_is_bad_entries_and_nothing_else(data: bytes) -> None:
     assert b"".join(entry.raw for entry in entries) == data
 
 
-def test_blank() -> None:
+def test_a_blank_is_recognised_by_its_magic_and_size() -> None:
     assert blank(8) == b"\xff\xff\xff\xff\0\0\0\x08"
     assert blank(20) == b"\xff\xff\xff\xff\0\0\0\x14" + bytes(12)
     assert blank_size_at(b"xx" + blank(20), 2) == 20
     assert blank_size_at(blank(8)[:7], 0) is None
-    assert blank_size_at(row(b"a")[0].raw, 0) is None
+    assert blank_size_at(chain_of(b"a")[0].raw, 0) is None
 
 
-def test_tail_mark() -> None:
+def test_a_tail_mark_is_recognised_only_if_intact_and_at_its_position() -> None:
     mark = tail_mark(1000, 900)
     assert len(mark) == 32
     assert tail_mark_at(b"abc" + mark, 3, 1000) == 900

@@ -1,4 +1,4 @@
-"""Batches: made, parsed, cut and joined, compared with the same done entry by entry."""
+"""Batches: encoded, parsed, split and joined, compared with the same done entry by entry."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from node.dledger.tail_cache import TailCache
 from node.dledger.uniform_entries import encode_uniform, scan_uniform
 from node.store.checksummed import ChecksummedBodies
 
-even_bodies = st.integers(0, 30).flatmap(
+uniform_bodies = st.integers(0, 30).flatmap(
     lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=14)
 )
-bodies = st.lists(st.binary(max_size=40) | st.just(bytes(2100)), min_size=1, max_size=8) | even_bodies
-big = st.integers(0, 1 << 40) | st.integers((1 << 32) - 600, 1 << 32)
+bodies = st.lists(st.binary(max_size=40) | st.just(bytes(2100)), min_size=1, max_size=8) | uniform_bodies
+large_numbers = st.integers(0, 1 << 40) | st.integers((1 << 32) - 600, 1 << 32)
 GAP_BYTES = 1000
 
 
@@ -40,7 +40,7 @@ def entries_of(batches: Sequence[EntryBatch]) -> list[Entry]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Entry]:
-    """Entries that follow each other, of terms that grow, in files that end here and there."""
+    """Consecutive entries with non-decreasing terms and random gaps at the ends of files."""
     log: list[Entry] = []
     start = st.integers(0, 5) | st.integers((1 << 32) - 600, 1 << 32)
     index, term, pos, chain_crc = draw(start), draw(start), draw(start), 9
@@ -59,11 +59,13 @@ def raw(entries: Sequence[Entry]) -> bytes:
     return b"".join(entry.raw for entry in entries)
 
 
-@given(bodies, big, big, big, st.integers(0, (1 << 32) - 1), st.booleans())
-def test_a_row_is_made_of_what_its_entries_are(
-    texts: list[bytes], index: int, term: int, pos: int, chain_crc: int, is_summed: bool
+@given(bodies, large_numbers, large_numbers, large_numbers, st.integers(0, (1 << 32) - 1), st.booleans())
+def test_encoding_a_batch_equals_encoding_its_entries(
+    texts: list[bytes], index: int, term: int, pos: int, chain_crc: int, is_checksummed: bool
 ) -> None:
-    batch = encode_batch(NORMAL_MAGIC, index, term, pos, chain_crc, ChecksummedBodies(texts) if is_summed else texts)
+    batch = encode_batch(
+        NORMAL_MAGIC, index, term, pos, chain_crc, ChecksummedBodies(texts) if is_checksummed else texts
+    )
     expected: list[Entry] = []
     at, chain = pos, chain_crc
     for number, body in enumerate(texts, index):
@@ -81,7 +83,7 @@ def test_a_row_is_made_of_what_its_entries_are(
 
 
 @given(logs(), st.booleans())
-def test_rows_are_parsed_as_entries_are(log: list[Entry], knows_before: bool) -> None:
+def test_parsing_batches_equals_parsing_entries(log: list[Entry], knows_before: bool) -> None:
     batches = parse_batches(raw(log), 9 if knows_before else None)
     assert entries_of(batches) == log
     assert b"".join(batch.units for batch in batches) == b"".join(map(pack_unit, log))
@@ -106,7 +108,7 @@ def outcome(parse: object, data: bytes, before: int | None) -> object:
 
 
 @given(logs(), st.data())
-def test_whatever_is_refused_entry_by_entry_is_refused_in_rows(log: list[Entry], data: st.DataObject) -> None:
+def test_the_batch_parser_and_the_entry_parser_refuse_the_same_bytes(log: list[Entry], data: st.DataObject) -> None:
     picked = data.draw(st.lists(st.sampled_from(log), min_size=1, max_size=6) | st.just(log))
     damaged = bytearray(raw(picked))
     for _ in range(data.draw(st.integers(0, 2))):
@@ -117,7 +119,7 @@ def test_whatever_is_refused_entry_by_entry_is_refused_in_rows(log: list[Entry],
 
 
 @given(logs(), st.integers(1, 9))
-def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: int) -> None:
+def test_scanning_returns_the_valid_entries_before_damage(log: list[Entry], most: int) -> None:
     batch, problem = scan_batch(raw(log) + bytes(60), most=most)
     assert batch is not None
     assert batch.entries() == log[: len(batch.ends)] and len(batch.ends) <= most
@@ -126,7 +128,7 @@ def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: in
 
 
 @given(logs(), st.data())
-def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObject) -> None:
+def test_the_head_and_the_tail_of_a_batch_are_batches(log: list[Entry], data: st.DataObject) -> None:
     batch = parse_batches(raw(log))[0]
     at = 0
     for entry in batch.entries():
@@ -144,7 +146,7 @@ def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObje
         assert list(part.changes) == [entry for entry in expected if entry.magic == CONFIG_MAGIC]
 
 
-def test_rows_of_entries_of_one_size_are_made_and_parsed_without_a_loop() -> None:
+def test_uniform_size_batches_use_the_vectorised_encoder_and_scanner() -> None:
     texts = [b"body"] * 20
     batch = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
     assert encode_uniform(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (batch.raw, batch.units, batch.chain_crc)
@@ -155,10 +157,12 @@ def test_rows_of_entries_of_one_size_are_made_and_parsed_without_a_loop() -> Non
     (parsed,) = parse_batches(batch.raw)
     joined = join_batches([parsed.head(11), parsed.tail(12).head(12), parsed.tail(13)])
     assert parsed.is_uniform and joined.is_uniform and joined.ends == batch.ends and joined.raw == batch.raw
-    assert encode_uniform(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, "numbers with different upper halves"
+    assert encode_uniform(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, (
+        "the upper halves of the indices differ"
+    )
 
 
-def test_a_row_of_one_entry_is_that_entry() -> None:
+def test_a_batch_of_one_entry_holds_that_entry() -> None:
     entry = encode_entry(magic=CONFIG_MAGIC, index=7, term=3, pos=100, previous_chain_crc=5, body=b"body")
     batch = batch_of(entry)
     assert batch.entries() == [entry] == list(batch.changes) and batch.units == pack_unit(entry)
@@ -166,7 +170,7 @@ def test_a_row_of_one_entry_is_that_entry() -> None:
 
 
 class Model:
-    """The newest batches as a list of entries."""
+    """A tail cache and the list of the entries that it should hold."""
 
     def __init__(self) -> None:
         self.batches = TailCache()
@@ -194,7 +198,7 @@ class Model:
 
 
 @given(st.data())
-def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: st.DataObject) -> None:
+def test_the_tail_cache_agrees_with_a_list_of_entries(data: st.DataObject) -> None:
     model = Model()
     for _ in range(data.draw(st.integers(1, 10))):
         step = data.draw(st.sampled_from(["add", "add", "add", "cut", "trim", "collect", "join"]))
@@ -238,7 +242,7 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
     assert (model.batches.begin_pos, model.batches.size_bytes) == (None, 0)
 
 
-def test_an_entry_that_no_row_can_hold_says_why() -> None:
+def test_the_error_names_the_entry_that_cannot_follow() -> None:
     (first, second) = (
         encode_entry(magic=1, index=index, term=1, pos=0, previous_chain_crc=0, body=b"") for index in (0, 2)
     )

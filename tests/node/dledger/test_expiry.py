@@ -1,4 +1,4 @@
-"""A log that begins later than it did: files removed from the front, restarts, and followers that were left behind."""
+"""Removal of the oldest log files, restarts after it, and followers that fell behind the new begin of the log."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ async def filled(bench: Any, count: int = 60) -> Any:
     return store
 
 
-async def remove_one(bench: Any, store: Any) -> bool:
+async def remove_oldest_file(bench: Any, store: Any) -> bool:
     first = bench.on("n1", store.first_of_next_file)
     return first is not None and await bench.run("n1", lambda: store.remove_before(first))
 
 
-def test_the_oldest_files_go_and_the_rest_stays_as_it_was(bench: Any) -> None:
+def test_removing_the_oldest_files_leaves_the_rest_unchanged(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
         kept = {index: store.get(index) for index in range(60)}
-        assert await remove_one(bench, store) and await remove_one(bench, store)
+        assert await remove_oldest_file(bench, store) and await remove_oldest_file(bench, store)
         begin = store.ledger_begin_index
         assert begin == 32 and store.begin_pos == 8192 == kept[begin].pos
         assert (store.ledger_end_index, store.committed_index) == (59, 59)
@@ -44,10 +44,10 @@ def test_the_oldest_files_go_and_the_rest_stays_as_it_was(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "kill", "power_fail"])
-def test_it_begins_there_after_a_restart(bench: Any, end: str) -> None:
+def test_the_begin_of_a_trimmed_log_survives_a_restart(bench: Any, end: str) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
-        assert await remove_one(bench, store)
+        assert await remove_oldest_file(bench, store)
         begin, last = store.ledger_begin_index, store.get(59)
         if end == "close":
             await bench.close(store)
@@ -63,12 +63,12 @@ def test_it_begins_there_after_a_restart(bench: Any, end: str) -> None:
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_a_power_cut_while_files_go_loses_nothing_else(bench: Any, which: int) -> None:
+def test_a_power_failure_during_file_removal_loses_no_other_entries(bench: Any, which: int) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
         first = bench.on("n1", store.first_of_next_file)
         task = bench.on("n1", lambda: asyncio.get_running_loop().create_task(store.remove_before(first)))
-        for _ in range(which):  # each await of the disk is a place to be interrupted at
+        for _ in range(which):  # each await of the disk is a point of interruption
             await asyncio.sleep(0.0007)
         bench.power_fail()  # the task ends with its process
         assert which == 0 or not task.done()
@@ -80,7 +80,7 @@ def test_a_power_cut_while_files_go_loses_nothing_else(bench: Any, which: int) -
 
 
 @pytest.mark.parametrize("which", range(8))
-def test_a_stop_while_files_go_loses_nothing(bench: Any, which: int) -> None:
+def test_a_cancelled_file_removal_loses_no_other_entries(bench: Any, which: int) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
         first = bench.on("n1", store.first_of_next_file)
@@ -98,49 +98,49 @@ def test_a_stop_while_files_go_loses_nothing(bench: Any, which: int) -> None:
     bench(scenario)
 
 
-def test_who_points_into_files_is_told_before_they_go(bench: Any) -> None:
+def test_on_begin_is_called_before_files_are_removed(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
         first = bench.on("n1", store.first_of_next_file)
-        told: list[tuple[int, bool]] = []
+        calls: list[tuple[int, bool]] = []
         oldest = bench.path(0)
 
         def on_begin(position: int) -> None:
-            told.append((position, oldest in bench.disk.paths()))
+            calls.append((position, oldest in bench.disk.paths()))
 
         assert await bench.run("n1", lambda: store.remove_before(first, on_begin=on_begin))
-        assert told == [(first.pos, True)] and oldest not in bench.disk.paths()
+        assert calls == [(first.pos, True)] and oldest not in bench.disk.paths()
 
     bench(scenario)
 
 
-def test_only_what_is_committed_and_durable_goes(bench: Any) -> None:
+def test_only_committed_entries_are_removed(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         assert store.first_of_next_file() is None
         bench.append(store, *[b"%03d" % number + b"x" * 200 for number in range(60)])
         await bench.flushed(store)
-        assert not await remove_one(bench, store)
+        assert not await remove_oldest_file(bench, store)
         bench.on("n1", lambda: store.update_committed_index(20))
-        assert await remove_one(bench, store) and not await remove_one(bench, store)
+        assert await remove_oldest_file(bench, store) and not await remove_oldest_file(bench, store)
         assert store.ledger_begin_index <= 20
 
     bench(scenario)
 
 
-def test_a_file_that_begins_damaged_keeps_no_older_one(bench: Any) -> None:
-    """What goes ends where the next file begins intact; the newest file stays, damaged or not."""
+def test_a_file_with_a_damaged_first_entry_does_not_prevent_removal(bench: Any) -> None:
+    """Removal ends at the next file with an intact first entry; the newest file stays, damaged or not."""
 
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
         await bench.close(store)
         bench.kill()
-        store = await bench.open()  # nothing is in memory any more
+        store = await bench.open()  # the cache is empty now
         second = bench.config.data_segment_size_bytes
         bench.flip(second + 100)
-        assert await remove_one(bench, store)
+        assert await remove_oldest_file(bench, store)
         assert store.begin_pos == 2 * second and store.get(store.ledger_begin_index).pos == 2 * second
-        while await remove_one(bench, store):
+        while await remove_oldest_file(bench, store):
             pass
         bench.kill()
         store = await bench.open()
@@ -149,10 +149,10 @@ def test_a_file_that_begins_damaged_keeps_no_older_one(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_missing_first_file_is_still_damage(bench: Any) -> None:
+def test_a_missing_first_file_is_damage_even_after_a_removal(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
-        assert await remove_one(bench, store)
+        assert await remove_oldest_file(bench, store)
         begin_pos = store.begin_pos
         await bench.close(store)
         bench.kill()
@@ -164,7 +164,7 @@ def test_a_missing_first_file_is_still_damage(bench: Any) -> None:
 
 
 async def expire(group: Any, name: str) -> int:
-    """Remove all files but the newest of a member's log; where it begins then."""
+    """Remove all files but the newest of a member's log; returns its new first index."""
     store = group[name].store
     while (first := group.on(name, store.first_of_next_file)) is not None:
         if not await group.run(name, lambda first=first: store.remove_before(first)):
@@ -173,7 +173,7 @@ async def expire(group: Any, name: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["down", "cut off", "wiped"])
-def test_a_follower_that_was_left_behind_begins_where_the_leader_does(simulate: Any, how: str) -> None:
+def test_a_follower_that_fell_behind_restarts_its_log_at_the_leaders_begin(simulate: Any, how: str) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()

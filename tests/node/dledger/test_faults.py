@@ -24,24 +24,24 @@ DURATIONS_S = (0.05, 0.3, 1.0, 3.0)
 
 
 class Watch:
-    """What has been seen of the group so far, and what contradicts it."""
+    """Observations of the group so far, and the violations among them."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.committed: dict[int, bytes] = {}
         self.acknowledged: dict[int, bytes] = {}
-        self.broken: list[str] = []
+        self.violations: list[str] = []
         self.appends = self.reads = 0
 
     def check(self) -> None:
-        assert self.broken == []
+        assert self.violations == []
         leaders: dict[int, str] = {}
         for _, name, term, role in self.group.roles:
             if role == "LEADER":
                 assert leaders.setdefault(term, name) == name, f"two leaders in term {term}"
 
     def follow(self, name: str) -> None:
-        """Look at everything that a member, just started, has committed and will commit."""
+        """Check every entry that a newly started member has committed and will commit."""
         store = self.group[name].store
         seen = -1
 
@@ -50,10 +50,10 @@ class Watch:
             try:
                 entries = [store.get(index) for index in range(seen + 1, store.committed_index + 1)]
             except OSError:
-                return  # a disk that refuses to be read; the next look sees it
+                return  # the disk refuses reads; the next call checks the same entries
             for entry in entries:
                 if entry is None or self.committed.setdefault(entry.index, entry.raw) != entry.raw:
-                    self.broken.append(f"{name} has committed another entry than others after {seen}")
+                    self.violations.append(f"{name} has committed a different entry than other members after {seen}")
                     return
             seen = store.committed_index
 
@@ -62,7 +62,7 @@ class Watch:
 
 
 async def client(watch: Watch, draw: random.Random, stop: asyncio.Event) -> None:
-    """Appends and reads, mostly at whoever believes to lead, until `stop`."""
+    """Append and read until `stop`, mostly at members that believe they lead."""
     group = watch.group
     number = 0
     while not stop.is_set():
@@ -87,7 +87,7 @@ async def append(watch: Watch, name: str, body: bytes) -> None:
     watch.appends += 1
     watch.acknowledged[result.index] = body
     if not watch.committed.get(result.index, b"").endswith(body):
-        watch.broken.append(f"entry {result.index} was acknowledged but is not committed")
+        watch.violations.append(f"entry {result.index} was acknowledged but is not committed")
 
 
 async def read(watch: Watch, name: str, mode: ReadMode) -> None:
@@ -98,7 +98,7 @@ async def read(watch: Watch, name: str, mode: ReadMode) -> None:
         return
     watch.reads += 1
     if index < known:
-        watch.broken.append(f"a read ({mode.value}) at {name} sees {index}, but {known} was acknowledged before it")
+        watch.violations.append(f"a read ({mode.value}) at {name} sees {index}, but {known} was acknowledged before it")
 
 
 class Nemesis:
@@ -123,7 +123,7 @@ class Nemesis:
         for name in names:
             self.group.kill(name)
             await self.group.start(name)
-            while name not in self.group.members:  # a disk that refuses at start ends the process
+            while name not in self.group.members:  # a disk error at the start ends the process
                 assert not isinstance(self.group.ended[name], LedgerCorrupt), self.group.ended[name]
                 self.group.hosts[name].disk.heal()
                 del self.group.ended[name]
@@ -207,8 +207,8 @@ class Nemesis:
         self.group.hosts[name].disk.heal()
 
 
-async def faulty(group: Any, seed: int) -> Watch:
-    """The whole scenario; fails where a property does not hold."""
+async def run_with_faults(group: Any, seed: int) -> Watch:
+    """The whole scenario; fails if a property does not hold."""
     draw = random.Random(seed)
     watch = Watch(group)
     await group.start()
@@ -238,12 +238,16 @@ async def faulty(group: Any, seed: int) -> Watch:
 @pytest.mark.parametrize("seed", range(6))
 def test_safety_under_faults_and_recovery_after_them(simulate: Any, size: int, seed: int) -> None:
     watch = simulate(
-        lambda group: faulty(group, seed), size=size, seed=seed, data_segment_size_bytes=16384, max_cached_bytes=20_000
+        lambda group: run_with_faults(group, seed),
+        size=size,
+        seed=seed,
+        data_segment_size_bytes=16384,
+        max_cached_bytes=20_000,
     )
     assert watch.appends > 100 and watch.reads > 50
 
 
-def test_the_same_seed_is_the_same_run(simulate: Any) -> None:
-    runs = [simulate(lambda group: faulty(group, 77), size=3, seed=77) for _ in range(2)]
+def test_the_same_seed_repeats_the_same_run(simulate: Any) -> None:
+    runs = [simulate(lambda group: run_with_faults(group, 77), size=3, seed=77) for _ in range(2)]
     assert runs[0].committed == runs[1].committed
     assert runs[0].group.roles == runs[1].group.roles

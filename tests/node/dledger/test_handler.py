@@ -1,4 +1,4 @@
-"""The follower's side: order, repetition, gaps, and what a push may not do."""
+"""The follower's side of replication: order, repetition, gaps, and the pushes that are refused."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def follower(simulate: Any) -> Any:
 
 
 @pytest.mark.mechanism("Ordered follower append")
-def test_entries_are_taken_in_order_whatever_the_order_they_come_in(follower: Any) -> None:
+def test_entries_are_appended_in_index_order_whatever_their_arrival_order(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5, 5, 5)
         await player.take(log[:2])
@@ -130,7 +130,7 @@ def test_entries_are_taken_in_order_whatever_the_order_they_come_in(follower: An
 
 
 @pytest.mark.mechanism("handlePush: ...")
-def test_the_same_index_twice_before_its_turn_is_repeated(follower: Any) -> None:
+def test_a_second_push_of_a_waiting_index_is_answered_with_repeated_push(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
         await player.take(log[:2])
@@ -144,7 +144,7 @@ def test_the_same_index_twice_before_its_turn_is_repeated(follower: Any) -> None
 
 
 @pytest.mark.mechanism("checkAbnormalFuture...")
-def test_entries_that_are_there_already_are_acknowledged_or_refused(follower: Any) -> None:
+def test_an_entry_already_in_the_log_is_acknowledged_and_a_different_one_refused(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5, 5)
         await player.take(log[:4])
@@ -159,7 +159,7 @@ def test_entries_that_are_there_already_are_acknowledged_or_refused(follower: An
 
 
 @pytest.mark.mechanism("checkAbnormalFuture...")
-def test_a_gap_is_refused_after_a_while_the_smallest_first(follower: Any) -> None:
+def test_pushes_after_a_gap_are_refused_after_the_push_timeout(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 8)
         await player.take(log[:2])
@@ -174,7 +174,7 @@ def test_a_gap_is_refused_after_a_while_the_smallest_first(follower: Any) -> Non
 
 
 @pytest.mark.mechanism("compareOrTruncateRequests")
-def test_compare_and_truncate_clear_what_waits(follower: Any) -> None:
+def test_compare_refuses_waiting_appends(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 6)
         await player.take(log[:2])
@@ -186,7 +186,7 @@ def test_compare_and_truncate_clear_what_waits(follower: Any) -> None:
 
 
 @pytest.mark.mechanism("handleDoCompare...")
-def test_compare_is_by_every_byte(follower: Any) -> None:
+def test_compare_succeeds_only_for_an_identical_entry(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5)
         await player.take(log)
@@ -201,7 +201,7 @@ def test_compare_is_by_every_byte(follower: Any) -> None:
     follower(scenario)
 
 
-def test_success_waits_for_the_disk_whatever_it_answers(follower: Any) -> None:
+def test_append_compare_and_truncate_succeed_only_once_the_entry_is_durable(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
         await player.take(log[:2])
@@ -219,7 +219,7 @@ def test_success_waits_for_the_disk_whatever_it_answers(follower: Any) -> None:
     follower(scenario)
 
 
-def test_an_acknowledgement_that_the_disk_does_not_confirm_holds_up_no_other(
+def test_an_acknowledgement_that_meets_a_disk_error_does_not_block_others(
     follower: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(player: Follower) -> None:
@@ -245,16 +245,16 @@ def test_an_acknowledgement_that_the_disk_does_not_confirm_holds_up_no_other(
 
 
 @pytest.mark.mechanism("handleDoAppend")
-def test_commit_goes_only_as_far_as_the_log_is_known_to_be_the_leaders(follower: Any) -> None:
+def test_the_committed_index_advances_at_most_to_the_verified_index(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
         await player.take(log)
-        await player.follow(7)  # a new leader: nothing is known of the tail
+        await player.follow(7)  # a new leader: nothing is verified yet
         assert await player.code(PushType.COMMIT, [], commit=3) is INCONSISTENT
         assert player.store.committed_index == -1
         assert await player.code(PushType.COMPARE, [log[1]]) is SUCCESS
         assert await player.code(PushType.COMMIT, [], commit=3) is SUCCESS
-        assert player.store.committed_index == 1  # 2 and 3 may be somebody else's
+        assert player.store.committed_index == 1  # 2 and 3 may not be in the leader's log
         other = [*log[:2], *leader_log(6, 7, after=log[1])]
         assert await player.code(PushType.TRUNCATE, [log[1]], following=other[2], commit=3) is SUCCESS
         assert await player.code(PushType.APPEND, other[2:], log=other, commit=9) is SUCCESS
@@ -263,7 +263,7 @@ def test_commit_goes_only_as_far_as_the_log_is_known_to_be_the_leaders(follower:
     follower(scenario)
 
 
-def test_append_needs_a_log_that_is_known_as_a_whole(follower: Any) -> None:
+def test_append_is_refused_until_the_whole_log_is_verified(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
         await player.take(log[:3])
@@ -289,13 +289,13 @@ def test_truncate_never_crosses_the_committed_index(follower: Any, caplog: pytes
         assert await player.code(PushType.TRUNCATE, [other[2]]) is INCONSISTENT
         assert await player.code(PushType.TRUNCATE, leader_log(8)) is INCONSISTENT
         assert [player.store.get(index) for index in range(4)] == log
-        lines = player.group.lines("n1")  # one, however often it is asked: who never stops would fill the disk
+        lines = player.group.lines("n1")  # one line for all requests: endless repeats would fill the disk
         assert "refusing to truncate to 1 for n2: 2 is committed" in lines and lines.count("refusing to truncate") == 1
 
     follower(scenario)
 
 
-def test_an_outdated_truncate_takes_nothing_back(follower: Any) -> None:
+def test_an_outdated_truncate_removes_nothing(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 6)
         await player.take(log[:3])
@@ -303,7 +303,7 @@ def test_an_outdated_truncate_takes_nothing_back(follower: Any) -> None:
         assert await player.code(PushType.APPEND, log[3:], log=log) is SUCCESS  # acknowledged to this leader
         assert await player.code(PushType.TRUNCATE, late) is INCONSISTENT
         assert player.store.ledger_end_index == 5
-        await player.follow(6)  # another term, nothing verified: but the entry behind is the leader's too
+        await player.follow(6)  # a new term, nothing verified yet, but the next entry is the leader's too
         assert await player.code(PushType.TRUNCATE, late, following=log[2]) is INCONSISTENT
         assert player.store.ledger_end_index == 5
 
@@ -327,7 +327,7 @@ def test_truncate_writes_the_leaders_entry_where_it_differs(follower: Any) -> No
     follower(scenario)
 
 
-def test_truncate_at_the_leaders_begin_starts_the_log_anew(follower: Any) -> None:
+def test_truncate_at_the_leaders_begin_resets_the_log(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         await player.take(leader_log(5, 5, 5))
         await player.follow(8)
@@ -364,7 +364,7 @@ def test_garbage_entries_are_refused(follower: Any, push_type: PushType) -> None
     follower(scenario)
 
 
-def test_what_waits_is_answered_when_the_leader_changes(follower: Any) -> None:
+def test_clear_answers_all_waiting_pushes(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 6)
         await player.take(log[:2])
@@ -378,7 +378,7 @@ def test_what_waits_is_answered_when_the_leader_changes(follower: Any) -> None:
     follower(scenario)
 
 
-def test_a_full_disk_is_an_answer(follower: Any) -> None:
+def test_a_push_to_a_full_disk_is_answered_with_disk_full(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 4, body=bytes(900))
         await player.take(log[:2])
@@ -393,7 +393,7 @@ def test_a_full_disk_is_an_answer(follower: Any) -> None:
     follower(scenario)
 
 
-def test_requests_that_wait_are_bounded(follower: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_pushes_is_bounded(follower: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.dledger.handler.MAX_WAITING_PUSHES", 10)
 
     async def scenario(player: Follower) -> None:

@@ -1,4 +1,4 @@
-"""DLedger's own format of the messages: what it looks like, and that nothing in it is trusted unchecked."""
+"""DLedger's own JSON form of the messages: its names and defaults, and the refusal of invalid content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_round_trip(message: Message) -> None:
     assert from_json(type(message), to_json(message)) == message
 
 
-def test_names_on_the_wire() -> None:
+def test_field_and_enum_names_on_the_wire() -> None:
     assert json.loads(to_json(MESSAGES[0])) == {
         "group": "g", "remoteId": "n2", "localId": "n1", "term": 3, "leaderId": "n1", "ledgerEndIndex": 5,
         "ledgerEndTerm": 2, "transferredTerm": -1,
@@ -69,7 +69,7 @@ def test_unknown_fields_are_ignored_and_absent_ones_have_defaults() -> None:
         ("type", "DESTROY"), ("type", 1), ("type", ["APPEND"]),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_named(field: str, value: Any) -> None:
+def test_the_error_names_the_invalid_field(field: str, value: Any) -> None:
     content = json.loads(to_json(MESSAGES[2]))
     content[field] = value
     with pytest.raises(MalformedMessage, match=f"the field {field} "):
@@ -87,7 +87,7 @@ VALUES = st.recursive(st.none() | st.integers() | st.text(), st.lists)
 
 
 @given(st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_anything_else_is_malformed_or_well_formed(body: bytes) -> None:
+def test_arbitrary_bytes_parse_or_raise_malformed_message(body: bytes) -> None:
     for message in MESSAGES:
         try:
             found = from_json(type(message), body)

@@ -1,4 +1,4 @@
-"""Rounds of heartbeats: whom they go to, what they prove, and what happens when those who are asked do not answer."""
+"""Rounds of heartbeats: their recipients, what they prove, and what happens if recipients do not answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUND_TRIP_S = 0.001
 
 
 class Peers:
-    """Answers heartbeats after a round trip, but for those of `silent` members."""
+    """Answers heartbeats after a round trip; those to `silent` members fail."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -39,8 +39,8 @@ class Peers:
         else:
             loop.call_later(ROUND_TRIP_S, then, answer)
 
-    def taken(self) -> list[str]:
-        """Who was asked since the last call."""
+    def take_asked(self) -> list[str]:
+        """The members asked since the last call."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -77,60 +77,60 @@ def leading() -> Callable[..., None]:
     return run
 
 
-def test_a_beat_goes_to_everybody(leading: Callable[..., None]) -> None:
+def test_beat_sends_a_heartbeat_to_every_other_member(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         leadership.beat()
-        assert peers.taken() == ["n2", "n3", "n4", "n5"]
+        assert peers.take_asked() == ["n2", "n3", "n4", "n5"]
 
     leading(scenario)
 
 
-def test_a_read_asks_a_quorum(leading: Callable[..., None]) -> None:
+def test_a_read_asks_only_a_quorum(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         for _ in range(3):
             await leadership.confirm()
             await asyncio.sleep(2 * HEDGE_S)
-            assert len(peers.taken()) == 2
+            assert len(peers.take_asked()) == 2
         assert leadership.holds_lease()
 
     leading(scenario)
 
 
-def test_where_everybody_is_needed_everybody_is_asked(leading: Callable[..., None]) -> None:
+def test_a_read_in_a_group_of_two_asks_the_other_member(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         await leadership.confirm()
-        assert len(peers.taken()) == 1
+        assert len(peers.take_asked()) == 1
 
     leading(scenario, size=2)
 
 
-def test_reads_that_wait_together_share_a_round(leading: Callable[..., None]) -> None:
+def test_waiting_reads_share_the_next_round(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         first = leadership.confirm()
         later = [leadership.confirm() for _ in range(20)]
         await first
-        assert not any(future.done() for future in later)  # they came after the first round had begun
+        assert not any(future.done() for future in later)  # they came after the start of the first round
         await asyncio.gather(*later)
-        assert len(peers.taken()) == 4
+        assert len(peers.take_asked()) == 4
 
     leading(scenario)
 
 
-def test_the_others_are_asked_when_the_quorum_is_silent(leading: Callable[..., None]) -> None:
+def test_a_read_asks_the_remaining_members_if_the_first_do_not_answer(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
-        peers.silent = {"n2", "n3"}  # the first in order, while nobody has answered yet
+        peers.silent = {"n2", "n3"}  # the first in order, as long as no member has answered
         began_s = asyncio.get_running_loop().time()
         await leadership.confirm()
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(HEDGE_S + ROUND_TRIP_S)
-        assert peers.taken() == ["n2", "n3", "n4", "n5"]
-        await leadership.confirm()  # by now it is known who answers
-        assert peers.taken() == ["n4", "n5"]
+        assert peers.take_asked() == ["n2", "n3", "n4", "n5"]
+        await leadership.confirm()  # members that answered are now preferred
+        assert peers.take_asked() == ["n4", "n5"]
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(HEDGE_S + 2 * ROUND_TRIP_S)
 
     leading(scenario)
 
 
-def test_no_quorum_no_confirmation_until_one_answers_a_later_beat(leading: Callable[..., None]) -> None:
+def test_a_read_is_confirmed_by_a_later_heartbeat_once_a_quorum_answers(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         peers.silent = {"n2", "n3", "n4"}
         read = leadership.confirm()
@@ -143,7 +143,7 @@ def test_no_quorum_no_confirmation_until_one_answers_a_later_beat(leading: Calla
     leading(scenario)
 
 
-def test_the_end_of_the_lead_is_the_end_of_its_reads_and_questions(leading: Callable[..., None]) -> None:
+def test_the_end_of_a_leadership_fails_its_reads_and_stops_its_heartbeats(leading: Callable[..., None]) -> None:
     async def scenario(leadership: Leadership, peers: Peers) -> None:
         peers.silent = {"n2", "n3"}
         read = leadership.confirm()
@@ -151,16 +151,18 @@ def test_the_end_of_the_lead_is_the_end_of_its_reads_and_questions(leading: Call
         with pytest.raises(DLedgerError) as raised:
             await read
         assert raised.value.code is DLedgerCode.NOT_LEADER
-        peers.taken()
+        peers.take_asked()
         await asyncio.sleep(1.0)
-        assert peers.taken() == []
+        assert peers.take_asked() == []
 
     leading(scenario)
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_who_is_added_while_another_is_down_has_a_lease_to_answer(leading: Callable[..., None], answers: bool) -> None:
-    """The lead goes on that long, but reads by the lease wait for a quorum of the group that there is now."""
+def test_a_member_added_while_another_is_down_has_one_lease_to_answer(
+    leading: Callable[..., None], answers: bool
+) -> None:
+    """The leader stays for that long, but lease reads wait for a quorum of the new group."""
     lease_s, beat_s = FAST_TIMING.lease_ms / 1000, FAST_TIMING.heartbeat_interval_ms / 1000
 
     async def beats(leadership: Leadership, until_s: float) -> None:

@@ -161,7 +161,7 @@ def test_three_members_replicate_fail_over_and_hold_the_same_bytes(real: Any) ->
     real(scenario)
 
 
-def test_a_lone_member_serves(real: Any) -> None:
+def test_a_lone_member_serves_its_entries_again_after_a_restart(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         server = group.members[await group.leader()]
@@ -176,7 +176,7 @@ def test_a_lone_member_serves(real: Any) -> None:
     real(scenario, size=1)
 
 
-def test_a_damaged_log_is_refused_by_name(real: Any) -> None:
+def test_a_damaged_log_is_refused_and_its_file_named(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         server = group.members[await group.leader()]
@@ -189,13 +189,13 @@ def test_a_damaged_log_is_refused_by_name(real: Any) -> None:
         with pytest.raises(LedgerCorrupt) as caught:
             await group.start()
         assert caught.value.path == str(path) and caught.value.offset_bytes <= 1000
-        with socket.socket() as free:  # what was opened is closed again
+        with socket.socket() as free:  # the refused start has released its port
             free.bind(("127.0.0.1", int(group.peers["n1"].rpartition(":")[2])))
 
     real(scenario, size=1)
 
 
-def test_a_port_in_use_is_an_error_and_leaves_nothing_behind(real: Any) -> None:
+def test_a_start_on_a_port_in_use_fails_and_can_be_repeated(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", int(group.peers["n1"].rpartition(":")[2])))
@@ -209,7 +209,7 @@ def test_a_port_in_use_is_an_error_and_leaves_nothing_behind(real: Any) -> None:
 
 
 @pytest.mark.mechanism("Leader-only reads/writes")
-def test_requests_over_the_wire(real: Any) -> None:
+def test_append_get_and_metadata_requests_over_the_wire(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         leader = await group.leader()
@@ -292,7 +292,7 @@ def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> N
     real(scenario)
 
 
-def test_a_snapshot_reaches_who_was_left_behind(real: Any, tallies: Any) -> None:
+def test_a_member_that_fell_behind_gets_a_snapshot_over_the_wire(real: Any, tallies: Any) -> None:
     """On real disks, over real connections, in DLedger's JSON as well."""
     truth = tallies.Truth()
 
@@ -320,7 +320,7 @@ def test_a_snapshot_reaches_who_was_left_behind(real: Any, tallies: Any) -> None
         reply = await client.invoke(group.peers[behind], command, timeout_ms=5000)
         await client.close()
         answer = from_json(InstallSnapshotResponse, reply.body)
-        assert (answer.code, answer.offset) == (DLedgerCode.SUCCESS, 9), "it has a newer one"
+        assert (answer.code, answer.offset) == (DLedgerCode.SUCCESS, 9), "the member has a newer snapshot"
         await group.stop(behind)
         await group.start(behind)
         await server.append(4, lambda _: b"a=99")
@@ -330,14 +330,14 @@ def test_a_snapshot_reaches_who_was_left_behind(real: Any, tallies: Any) -> None
     real(scenario, server=tallies.server(truth), snapshot_threshold_entries=100, snapshot_removes_log=True)
 
 
-def test_the_lead_is_given_away_over_the_wire(real: Any) -> None:
+def test_leadership_is_transferred_over_the_wire(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         with pytest.raises(GroupRefuses, match="nobody leads"):
             await give_lead("g", group.peers, "n1")
         await group.start()
         leader = await group.leader()
         follower = next(name for name in group.peers if name != leader)
-        # Nobody is given the lead of whom the leader does not know what it has.
+        # The leader transfers only to a member whose watermark it knows.
         await group.until(lambda: group.members[leader].status()["watermarks"][follower] >= 0)
         term = await give_lead("g", group.peers, follower)
         assert await group.leader() == follower
@@ -350,7 +350,7 @@ def test_the_lead_is_given_away_over_the_wire(real: Any) -> None:
     real(scenario)
 
 
-def test_dledgers_own_form_is_understood_under_its_own_codes(real: Any) -> None:
+def test_dledgers_json_requests_are_served_under_dledgers_own_codes(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         leader = await group.leader()
@@ -382,7 +382,7 @@ def test_dledgers_own_form_is_understood_under_its_own_codes(real: Any) -> None:
     real(scenario)
 
 
-def test_members_change_over_the_wire(real: Any, tmp_path: Path) -> None:
+def test_members_are_added_and_removed_over_the_wire(real: Any, tmp_path: Path) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         await group.leader()
@@ -410,7 +410,7 @@ def test_members_change_over_the_wire(real: Any, tmp_path: Path) -> None:
     real(scenario, members_may_change=True)
 
 
-def test_tools_with_an_older_configuration_find_who_leads_and_who_belongs(real: Any, tmp_path: Path) -> None:
+def test_tools_with_an_outdated_configuration_find_the_leader_and_the_members(real: Any, tmp_path: Path) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         await group.leader()
@@ -423,18 +423,18 @@ def test_tools_with_an_older_configuration_find_who_leads_and_who_belongs(real: 
         await group.converged()
         leader = await group.leader()
         await group.until(lambda: group.members[leader].status()["watermarks"]["n4"] >= 0)
-        term = await give_lead("g", group.peers, "n4")  # which they do not name
+        term = await give_lead("g", group.peers, "n4")  # n4 is not in the configuration
         assert await group.leader() == "n4" and group.members["n4"].member_state.term == term
         with pytest.raises(GroupRefuses, match="n9 is no member of group g: n1, n2, n3, n4") as refused:
             await give_lead("g", group.peers, "n9")
         assert refused.value.is_mistake
-        await change_members("g", {"n1": group.peers["n1"]}, "n2", None)  # nobody that is named leads
+        await change_members("g", {"n1": group.peers["n1"]}, "n2", None)  # the only configured member does not lead
         assert "n2" not in group.members["n4"].status()["members"]
 
     real(scenario, members_may_change=True)
 
 
-def test_a_fixed_group_says_so_over_the_wire(real: Any) -> None:
+def test_a_fixed_group_refuses_membership_changes_over_the_wire(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()
         await group.leader()

@@ -1,4 +1,4 @@
-"""Term and vote outlive the process, or the process does not start."""
+"""Term and vote survive the process; a member that lost them does not start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def change(bench: Any, state: MemberState, term: int, vote: str | None) ->
     await bench.run("n1", both)
 
 
-def test_a_new_member_has_no_past(bench: Any) -> None:
+def test_a_new_member_starts_in_term_0_without_a_vote(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
         assert (state.term, state.voted_for, state.is_new, state.role) == (0, None, True, Role.CANDIDATE)
@@ -50,7 +50,7 @@ def test_term_and_vote_survive_a_power_cut(bench: Any, vote: str | None) -> None
         bench(scenario, seed=seed)
 
 
-def test_a_newer_term_forgets_the_vote_and_the_leader(bench: Any) -> None:
+def test_a_newer_term_clears_the_vote_and_the_leader(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
         await change(bench, state, 3, "n2")
@@ -63,7 +63,7 @@ def test_a_newer_term_forgets_the_vote_and_the_leader(bench: Any) -> None:
     bench(scenario)
 
 
-def test_memory_changes_only_when_the_disk_has_it(bench: Any) -> None:
+def test_term_and_vote_change_in_memory_only_once_they_are_durable(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
         await change(bench, state, 3, "n2")
@@ -82,9 +82,9 @@ def test_memory_changes_only_when_the_disk_has_it(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_vote_whose_name_was_not_synced_is_durable_before_it_counts(bench: Any) -> None:
-    """Given once more to the same candidate it would not be written again; gone with the next power cut, another
-    candidate of the same term could have it."""
+def test_confirm_makes_a_vote_durable_whose_file_name_was_not_synced(bench: Any) -> None:
+    """Granted again to the same candidate, it would not be rewritten; once lost in a power cut, another candidate of
+    the same term could get it."""
 
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
@@ -101,7 +101,7 @@ def test_a_vote_whose_name_was_not_synced_is_durable_before_it_counts(bench: Any
         bench(scenario, seed=seed)
 
 
-def test_damage_is_refused(bench: Any) -> None:
+def test_a_flipped_bit_in_the_state_file_is_refused(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         await change(bench, state_of(bench), 3, "n2")
         size = len(bench.disk.inode(PATH).cache)
@@ -115,7 +115,7 @@ def test_damage_is_refused(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_log_from_the_future_means_that_the_state_was_lost(bench: Any) -> None:
+def test_a_log_with_a_newer_term_than_the_state_is_refused(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
         state.check_against_log(-1)
@@ -126,7 +126,7 @@ def test_a_log_from_the_future_means_that_the_state_was_lost(bench: Any) -> None
     bench(scenario)
 
 
-def test_roles_belong_to_the_current_term(bench: Any) -> None:
+def test_a_leader_leads_the_current_term_and_steps_down_before_the_next(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         state = state_of(bench)
         await change(bench, state, 3, None)
@@ -142,9 +142,7 @@ def test_roles_belong_to_the_current_term(bench: Any) -> None:
     bench(scenario)
 
 
-def test_listeners_hear_of_changes_and_one_that_fails_stops_nobody(
-    bench: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_role_listener_does_not_stop_the_others(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(bench: Any) -> None:
         caplog.set_level("INFO")
         state = state_of(bench)

@@ -1,4 +1,4 @@
-"""Groups that change: what counts when, and that nothing is lost while members come and go."""
+"""Membership changes: which members count when, and that no acknowledged entry is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.dledger.membership import Membership, decode_members, encode_members
 
 
 async def add(group: Any, leader: str, member: str) -> DLedgerCode | None:
-    """Have `leader` add `member`; what it was refused with."""
+    """Have `leader` add `member`; returns the code if that is refused."""
     return await change(group, leader, lambda: group[leader].add_member(member, group.addresses[member]))
 
 
@@ -34,7 +34,7 @@ def members_of(group: Any, name: str) -> list[str]:
     return list(group[name].member_state.member_ids)
 
 
-def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
+def test_a_new_member_gets_the_whole_log_and_counts_towards_the_quorum(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -47,7 +47,7 @@ def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
         everybody = ["n1", "n2", "n3", "n4"]
         await group.converged(*everybody)
         assert all(members_of(group, name) == everybody for name in everybody)
-        assert group.leaders() == [leader] and group[leader].member_state.term == term  # nobody was disturbed
+        assert group.leaders() == [leader] and group[leader].member_state.term == term  # no election
         others = [name for name in group.names if name != leader]
         group.kill(others[0])
         await group.append_all(leader, b"three of four")
@@ -59,15 +59,15 @@ def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, joining=1)
 
 
-def test_a_leader_says_where_it_dials_a_member_that_comes_back_elsewhere(simulate: Any) -> None:
+def test_a_leader_logs_which_address_it_dials_if_a_member_rejoins_at_another(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
         member = next(name for name in group.names if name != leader)
         assert await remove(group, leader, member) is None
-        said = f"{leader} dials {member} at {group.addresses[member]}, as its configuration says, not at 10.9.9.9:1"
+        line = f"{leader} dials {member} at {group.addresses[member]}, as its configuration says, not at 10.9.9.9:1"
         assert await change(group, leader, lambda: group[leader].add_member(member, "10.9.9.9:1")) is None
-        assert said in group.lines(leader)
+        assert line in group.lines(leader)
 
     simulate(scenario, members_may_change=True)
 
@@ -89,7 +89,7 @@ def test_a_member_is_added_while_another_is_down(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, joining=1)
 
 
-def test_a_group_grows_from_one(simulate: Any) -> None:
+def test_a_group_grows_from_one_member_to_five(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -106,7 +106,7 @@ def test_a_group_grows_from_one(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, size=1, joining=4)
 
 
-def test_a_member_that_was_removed_neither_counts_nor_disturbs(simulate: Any) -> None:
+def test_a_removed_member_neither_counts_nor_disrupts_the_group(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -117,15 +117,15 @@ def test_a_member_that_was_removed_neither_counts_nor_disturbs(simulate: Any) ->
         assert group.leaders() == [leader] and group[leader].member_state.term == term
         await group.append_all(leader, b"without it")
         assert group[gone].store.ledger_end_index < group[leader].store.ledger_end_index
-        group.kill(left)  # two are the group now, and it needs both
+        group.kill(left)  # the group has two members now and needs both
         with pytest.raises(DLedgerError):
             await group.append(leader, b"alone")
 
     simulate(scenario, members_may_change=True)
 
 
-def test_who_is_left_alone_stands_by_the_leader_that_left_also_after_a_restart(simulate: Any) -> None:
-    """Nobody else belongs to its group, but the leader has not heard so yet, and reads by its lease."""
+def test_the_only_member_left_respects_the_removed_leaders_lease_after_a_restart(simulate: Any) -> None:
+    """It alone is a quorum, but the old leader does not know that yet and serves lease reads."""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -142,7 +142,7 @@ def test_who_is_left_alone_stands_by_the_leader_that_left_also_after_a_restart(s
         (acknowledged,) = await group.append_all(await group.leader(left), b"behind")
         with pytest.raises(DLedgerError):
             seen = await group.barrier(old, ReadMode.LEASE)
-            assert seen >= acknowledged, "a lease read lacks what was acknowledged"
+            assert seen >= acknowledged, "a lease read misses an acknowledged entry"
         removed.cancel()
 
     simulate(scenario, size=2, members_may_change=True)
@@ -168,11 +168,11 @@ def test_a_leader_may_remove_itself(simulate: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "down"), [(2, 0), (4, 1)])
-def test_a_leader_that_dies_before_others_know_of_its_removal_brings_it_to_them(
+def test_a_removed_leader_that_restarts_replicates_its_removal_to_the_others(
     simulate: Any, size: int, down: int
 ) -> None:
-    """Of two, or of four of which one is down, the others are no majority of the group that they know, and the log of
-    the one that knows of its removal is longer than theirs: it does not vote for them."""
+    """Of two, or of four of which one is down, the others are no majority of the group that they know. The removed
+    leader has the longest log, and does not vote for them."""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -184,7 +184,7 @@ def test_a_leader_that_dies_before_others_know_of_its_removal_brings_it_to_them(
         removal = asyncio.create_task(remove(group, old, old))
         store = group[old].store
         await group.until(lambda: store.committed_index < group[old].member_state.members.index <= store.durable_index)
-        group.power_fail(old)  # what it has sent is gone as well
+        group.power_fail(old)  # what it has sent is lost as well
         group.kill(*rest[:down])
         removal.cancel()
         await group.heal()
@@ -200,7 +200,7 @@ def test_a_leader_that_dies_before_others_know_of_its_removal_brings_it_to_them(
     simulate(scenario, size=size, members_may_change=True)
 
 
-def test_every_member_replaced_one_by_one(simulate: Any) -> None:
+def test_every_member_can_be_replaced_one_by_one(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.append_all(await group.leader(), b"first")
@@ -230,7 +230,7 @@ def test_every_member_replaced_one_by_one(simulate: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "power_fail"])
-def test_members_know_their_group_after_a_restart(simulate: Any, how: str) -> None:
+def test_membership_survives_a_restart_of_all_members(simulate: Any, how: str) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.start("n4")
@@ -251,7 +251,7 @@ def test_members_know_their_group_after_a_restart(simulate: Any, how: str) -> No
     simulate(scenario, members_may_change=True, joining=1)
 
 
-def test_a_change_that_is_truncated_never_was(simulate: Any) -> None:
+def test_a_truncated_membership_change_is_undone(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         old = await group.leader()
@@ -272,7 +272,7 @@ def test_a_change_that_is_truncated_never_was(simulate: Any) -> None:
     simulate(scenario, members_may_change=True)
 
 
-def test_the_group_before_the_last_change_is_known_as_long_as_a_checkpoint_may_speak_of_it(simulate: Any) -> None:
+def test_the_previous_membership_is_kept_while_a_checkpoint_may_need_it(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.start("n4")
@@ -291,10 +291,8 @@ def test_the_group_before_the_last_change_is_known_as_long_as_a_checkpoint_may_s
     simulate(scenario, members_may_change=True, joining=1)
 
 
-def test_the_group_before_the_last_change_is_known_as_long_as_a_snapshot_may_speak_of_it(
-    simulate: Any, tallies: Any
-) -> None:
-    """What is applied may be behind what is committed: after a start all of it is applied again."""
+def test_the_previous_membership_is_kept_while_a_snapshot_may_need_it(simulate: Any, tallies: Any) -> None:
+    """Fewer entries may be applied than are committed; after a start, all are applied again."""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -316,7 +314,7 @@ def test_the_group_before_the_last_change_is_known_as_long_as_a_snapshot_may_spe
     simulate(scenario, members_may_change=True, joining=2, server=tallies.server(tallies.Truth()))
 
 
-def test_one_change_at_a_time_and_none_before_the_terms_own_entry(simulate: Any) -> None:
+def test_changes_are_refused_while_one_is_pending_or_before_the_terms_own_commit(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -338,7 +336,7 @@ def test_one_change_at_a_time_and_none_before_the_terms_own_entry(simulate: Any)
     simulate(scenario, members_may_change=True, joining=1)
 
 
-def test_the_last_member_stays(simulate: Any) -> None:
+def test_the_last_member_cannot_be_removed(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         assert await remove(group, await group.leader(), "n1") is DLedgerCode.UNEXPECTED_ARGUMENT
@@ -346,7 +344,7 @@ def test_the_last_member_stays(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, size=1)
 
 
-def test_a_fixed_group_changes_for_nobody(simulate: Any) -> None:
+def test_a_fixed_group_refuses_removals_and_joining_members(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         assert await remove(group, await group.leader(), "n1") is DLedgerCode.UNEXPECTED_ARGUMENT
@@ -357,7 +355,7 @@ def test_a_fixed_group_changes_for_nobody(simulate: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_acknowledged_is_lost_while_members_come_and_go(simulate: Any, seed: int) -> None:
+def test_no_acknowledged_entry_is_lost_while_members_are_added_and_removed(simulate: Any, seed: int) -> None:
     async def scenario(group: Any) -> None:
         draw = random.Random(seed)
         everybody = [f"n{number}" for number in range(1, 6)]
@@ -441,14 +439,14 @@ def entry_of(peers: Any, index: int = 0, magic: int = 3) -> Any:
     [b"", b"[]", b"{}", b'{"peers": {}}', b'{"peers": {"n1": 7}}', b'{"peers": ["n1"]}', b"\xff",
      encode_members({f"n{number}": "a:1" for number in range(16)})],
 )  # fmt: skip
-def test_what_says_nothing_of_use_is_bad(content: bytes) -> None:
+def test_an_entry_without_a_valid_membership_is_refused(content: bytes) -> None:
     with pytest.raises(BadEntry, match="does not say who belongs"):
         decode_members(entry_of(content))
     with pytest.raises(BadEntry, match="does not say who belongs"):
         decode_members(entry_of({"n1": "a:1"}, magic=1))
 
 
-def test_history() -> None:
+def test_membership_history_follows_put_cut_and_restore() -> None:
     heard: list[tuple[str, ...]] = []
     members = Membership("n1", {"n1": "a:1", "n2": "b:1", "n3": "c:1"})
     members.add_listener(lambda: heard.append(members.ids))
@@ -475,7 +473,7 @@ def test_history() -> None:
     assert again.ids == ("n2",)
 
 
-def test_what_is_committed_outlives_the_log_and_nothing_else_does() -> None:
+def test_only_committed_membership_survives_the_loss_of_the_log() -> None:
     heard: list[tuple[str, ...]] = []
     members = Membership("n1", {"n1": "a:1"})
     members.put(entry_of({"n1": "a:1", "n2": "b:1"}, 3))
@@ -484,13 +482,13 @@ def test_what_is_committed_outlives_the_log_and_nothing_else_does() -> None:
     members.log_is_gone(6)
     assert heard == [("n1", "n2")] and members.snapshot(-1) == ((3, {"n1": "a:1", "n2": "b:1"}),)
     members.cut(0)
-    members.put(entry_of({"n1": "a:1"}, 2))  # from the new log, which does not go as far yet
+    members.put(entry_of({"n1": "a:1"}, 2))  # from the new log, which is still shorter
     assert members.ids == ("n1", "n2")
     members.adopt(9, {"n1": "a:1", "n3": "c:1"})
     members.put(entry_of({"n1": "a:1"}, 8))
     members.cut(0)
     assert (members.index, members.ids) == (9, ("n1", "n3"))
-    members.adopt(4, {"n9": "i:1"})  # an older snapshot says nothing new
+    members.adopt(4, {"n9": "i:1"})  # an older snapshot is ignored
     members.put(entry_of({"n1": "a:1"}, 12))
     again = Membership("n1", {"n1": "a:1"})
     again.restore(members.snapshot(5), 5)  # a checkpoint of a log that ends there

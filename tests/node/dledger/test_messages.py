@@ -1,4 +1,4 @@
-"""Messages between members: what they look like, and that nothing from the wire is trusted unchecked."""
+"""Messages between members: their encoding, and the refusal of invalid bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NAMES = b"\1" + struct.pack(">H1sH2sH2sH2s", 1, b"g", 2, b"n2", 2, b"n1", 2, b"n
 
 
 def push(**changed: Any) -> bytes:
-    """The sixth message's bytes, made here, with other numbers or entries."""
+    """The bytes of the push request above, built by hand, with other numbers or entries."""
     numbers = {"term": 3, "type": 1, "commit": 4, "previous": 2, "next": -1, "crc": -1}
     entries = changed.pop("entries", b"\0\xff")
     return NAMES + struct.pack(">6q", *(numbers | changed).values()) + struct.pack(">I", len(entries)) + entries
@@ -77,7 +77,7 @@ def test_bytes_on_the_wire() -> None:
     assert MESSAGES[1].to_body() == NAMES + struct.pack(">qqq", 3, 200, 5)
 
 
-def test_numbers_of_enums_stay_what_they_are() -> None:
+def test_enum_numbers_are_stable() -> None:
     assert [(kind.name, kind.value) for kind in PushType] == [
         ("APPEND", 1), ("COMMIT", 2), ("COMPARE", 3), ("TRUNCATE", 4),
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def test_numbers_of_enums_stay_what_they_are() -> None:
     ("field", "value"),
     [("term", -2), ("term", -(2**63)), ("type", 0), ("type", 5), ("commit", -2), ("previous", -3), ("crc", -2)],
 )
-def test_wrong_numbers_are_named(field: str, value: int) -> None:
+def test_the_error_names_the_invalid_number(field: str, value: int) -> None:
     with pytest.raises(MalformedMessage, match={"crc": "next_chain_crc"}.get(field, field)):
         PushEntryRequest.from_body(push(**{field: value}))
 
@@ -101,7 +101,7 @@ def test_unknown_codes_are_malformed(code: int) -> None:
 
 @pytest.mark.parametrize("name", [b"x" * 129, b"line\nbreak", b"\xff\xfe"])
 @pytest.mark.parametrize("position", range(4))
-def test_names_that_are_none(name: bytes, position: int) -> None:
+def test_an_invalid_name_is_refused_and_its_field_named(name: bytes, position: int) -> None:
     texts = [b"g", b"n2", b"n1", b"n1"]
     texts[position] = name
     block = b"".join(struct.pack(">H", len(text)) + text for text in texts)
@@ -109,14 +109,14 @@ def test_names_that_are_none(name: bytes, position: int) -> None:
         HeartBeatRequest.from_body(struct.pack(">BH", 1, len(block)) + block + struct.pack(">q", 3))
 
 
-def test_a_role_that_is_no_name() -> None:
+def test_an_invalid_role_is_refused() -> None:
     message = dataclasses.replace(MESSAGES[7], role="\n")  # type: ignore[call-arg]
     with pytest.raises(MalformedMessage, match="role"):
         MetadataResponse.from_body(message.to_body())
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_whatever_is_cut_off_or_put_behind_is_malformed(message: Message) -> None:
+def test_a_truncated_or_extended_message_is_malformed(message: Message) -> None:
     body = message.to_body()
     for end in range(len(body)):
         with pytest.raises(MalformedMessage):
@@ -125,12 +125,12 @@ def test_whatever_is_cut_off_or_put_behind_is_malformed(message: Message) -> Non
         type(message).from_body(body + b"\0")
 
 
-def test_another_version_is_malformed() -> None:
+def test_an_unknown_version_is_malformed() -> None:
     with pytest.raises(MalformedMessage, match="version 123"):
         HeartBeatRequest.from_body(b'{"group":"g","remoteId":"n2","localId":"n1","term":3,"leaderId":"n1"}')
 
 
-def test_names_are_remembered_within_bounds() -> None:
+def test_the_caches_of_names_are_bounded() -> None:
     for number in range(3 * messages.MAX_CACHED_NAMES):
         message = HeartBeatRequest(**(BASE | {"group": f"g{number}"}))
         assert HeartBeatRequest.from_body(message.to_body()) == message
@@ -142,7 +142,9 @@ def test_names_are_remembered_within_bounds() -> None:
     message=st.sampled_from(MESSAGES),
     changes=st.lists(st.tuples(st.integers(0, 80), st.binary(min_size=1, max_size=3)), max_size=4),
 )
-def test_anything_else_is_malformed_or_well_formed(message: Message, changes: list[tuple[int, bytes]]) -> None:
+def test_a_changed_message_is_malformed_or_encodes_to_the_same_bytes(
+    message: Message, changes: list[tuple[int, bytes]]
+) -> None:
     body = message.to_body()
     for at, data in changes:
         at = min(at, len(body))
@@ -156,6 +158,6 @@ def test_anything_else_is_malformed_or_well_formed(message: Message, changes: li
 
 
 @given(st.binary(max_size=100))
-def test_bytes_are_malformed(body: bytes) -> None:
+def test_random_bytes_are_malformed(body: bytes) -> None:
     with pytest.raises(MalformedMessage):
         PushEntryRequest.from_body(body)

@@ -1,6 +1,6 @@
-"""Mutants under scripted schedules: what random faults rarely cause is brought about step by step here.
+"""Mutants under scripted schedules: situations that random faults rarely cause are produced step by step.
 
-Every script runs twice: with the mutant it must go wrong, without it must not.
+Every script runs twice: with the mutant it must fail, without it it must pass.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_leader_that_is_cut_off_steps_down(simulate: Any, is_mutated: bool) ->
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_vote_outlives_its_voter(simulate: Any, is_mutated: bool) -> None:
+def test_a_vote_survives_a_restart_of_the_voter(simulate: Any, is_mutated: bool) -> None:
     """n1 and n2 elect one of them; the voter restarts, and n3 asks it for its vote in the same term."""
 
     async def scenario(group: Any) -> VoteResult:

@@ -1,4 +1,4 @@
-"""Counting acknowledgements, and what may be committed by it."""
+"""Counting acknowledgements, and which entries that commits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def lead(simulate: Any) -> Any:
 
 
 @pytest.mark.mechanism("Quorum index...")
-def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
+def test_the_quorum_index_counts_the_leader_too(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         leader.append(*[b"x"] * 102)
@@ -85,7 +85,7 @@ def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
 
 @pytest.mark.mechanism("Quorum index...")
 @pytest.mark.parametrize(("size", "quorum"), [(2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
-def test_quorum_index_is_what_a_majority_reaches(lead: Any, size: int, quorum: int) -> None:
+def test_the_quorum_index_is_the_highest_index_on_a_majority(lead: Any, size: int, quorum: int) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         leader.append(*[b"x"] * 5)
@@ -121,7 +121,7 @@ def test_appends_complete_in_order_when_a_quorum_has_them(lead: Any) -> None:
     lead(scenario)
 
 
-def test_followers_may_be_faster_than_the_leaders_own_disk(lead: Any) -> None:
+def test_a_quorum_of_followers_commits_before_the_leaders_own_disk(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         leader.group.hosts["n1"].disk.stall()
@@ -134,7 +134,7 @@ def test_followers_may_be_faster_than_the_leaders_own_disk(lead: Any) -> None:
     lead(scenario)
 
 
-def test_the_leaders_unsynced_entry_counts_for_nothing(lead: Any) -> None:
+def test_the_leaders_unsynced_entry_does_not_count(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         leader.group.hosts["n1"].disk.stall(("sync",))
@@ -149,7 +149,7 @@ def test_the_leaders_unsynced_entry_counts_for_nothing(lead: Any) -> None:
 
 
 def test_figure_8_old_terms_are_not_committed_by_counting(lead: Any) -> None:
-    """Raft 5.4.2: an entry of an older term on a majority may still be overwritten; one of the own term commits it."""
+    """Raft 5.4.2: an older term's entry on a majority may still be overwritten; one of the current term commits it."""
 
     async def scenario(leader: Leader) -> None:
         await leader.lead(2)
@@ -182,7 +182,7 @@ def test_acknowledgements_of_other_terms_are_ignored(lead: Any) -> None:
     lead(scenario)
 
 
-def test_a_late_acknowledgement_lowers_no_mark_but_a_comparison_may(lead: Any) -> None:
+def test_an_acknowledgement_never_lowers_a_watermark_but_set_watermark_may(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         leader.append(*[b"x"] * 10)
@@ -191,7 +191,7 @@ def test_a_late_acknowledgement_lowers_no_mark_but_a_comparison_may(lead: Any) -
         assert leader.checker.watermark(1, "n2") == 9
         leader.group.on("n1", lambda: leader.checker.set_watermark(1, "n2", 6))
         assert leader.checker.watermark(1, "n2") == 6
-        assert leader.store.committed_index == 9  # what is committed stays committed
+        assert leader.store.committed_index == 9  # a committed entry stays committed
 
     lead(scenario)
 
@@ -210,14 +210,14 @@ def test_appends_without_a_quorum_time_out_and_stay_in_doubt(lead: Any) -> None:
         assert caught.value.code is DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT and not caught.value.is_definite
         assert not second.done()
         await leader.acked(n2=1)
-        assert (await second).index == 1  # and with it the first is committed after all
+        assert (await second).index == 1  # which commits the first one after all
         assert leader.store.committed_index == 1
 
     lead(scenario)
 
 
 @pytest.mark.mechanism("TERM_CHANGED clean-up...")
-def test_appends_of_a_lost_term_are_in_doubt(lead: Any) -> None:
+def test_pending_appends_fail_in_doubt_when_the_term_changes(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         futures = leader.append(b"a", b"b")
@@ -252,7 +252,7 @@ def test_codes_that_leave_an_append_in_doubt() -> None:
 
 
 @pytest.mark.mechanism("needCheck...")
-def test_an_append_that_nobody_was_woken_for_is_completed_all_the_same(lead: Any) -> None:
+def test_the_periodic_check_completes_an_append_whose_wake_up_was_missed(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
         (future,) = leader.append(b"a")

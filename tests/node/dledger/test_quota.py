@@ -1,4 +1,4 @@
-"""How much a follower that is far behind gets in a second."""
+"""The limit on bytes per second to a follower that is far behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from node.dledger.quota import Quota
 
 
 async def leader_with_two_megabytes(group: Any) -> str:
-    """Of two members of three; the third has nothing."""
+    """The leader of two members with 2 MB of log; the third member has nothing."""
     await group.start("n1", "n2")
     leader: str = await group.leader()
     for _ in range(40):
@@ -22,7 +22,7 @@ async def leader_with_two_megabytes(group: Any) -> str:
 
 
 @pytest.mark.mechanism("Quota: ...")
-def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
+def test_the_quota_throttles_a_follower_far_behind_but_not_live_appends(simulate: Any) -> None:
     async def scenario(group: Any) -> float:
         leader = await leader_with_two_megabytes(group)
         await group.start("n3")
@@ -84,7 +84,7 @@ def test_quota_counts_by_the_second() -> None:
 
 
 @pytest.mark.mechanism("Quota: ...")
-def test_whoever_gets_no_nearer_gets_twice_as_much() -> None:
+def test_the_quota_doubles_while_a_peer_does_not_catch_up() -> None:
     now_ns = 0
     quota = Quota(1000, lambda: now_ns)
     got = []
@@ -101,7 +101,7 @@ def test_whoever_gets_no_nearer_gets_twice_as_much() -> None:
 
 
 @pytest.mark.mechanism("Quota: ...")
-def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quota(simulate: Any) -> None:
+def test_a_follower_far_behind_catches_up_although_appends_exceed_its_quota(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         leader = await leader_with_two_megabytes(group)
         store, ends = group[leader].store, asyncio.Event()
@@ -119,7 +119,7 @@ def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quo
         grown_bytes = store.end_pos - 2_000_000
         ends.set()
         await sending
-        assert grown_bytes > 200_000 * (group.loop.time() - began_s), "they did append more than the quota"
+        assert grown_bytes > 200_000 * (group.loop.time() - began_s), "the senders must append more than the quota"
         await group.converged()
 
     big = {"data_segment_size_bytes": 1 << 20, "index_segment_size_bytes": 32000}
@@ -130,8 +130,8 @@ def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quo
 
 @pytest.mark.mechanism("Quota: ...")
 @given(st.integers(0, 999_999_999), st.integers(1, 10))
-def test_five_quotas_take_four_seconds_and_more(since_ns: int, portion: int) -> None:
-    """Whenever that begins."""
+def test_sending_five_quotas_takes_at_least_four_seconds(since_ns: int, portion: int) -> None:
+    """Wherever in a second the sending begins."""
     now_ns = 7 * 1_000_000_000 + since_ns
     quota, began_ns, sent = Quota(100, lambda: now_ns), now_ns, 0
     while sent < 500:
@@ -142,5 +142,5 @@ def test_five_quotas_take_four_seconds_and_more(since_ns: int, portion: int) -> 
             continue
         quota.use(portion)
         sent += portion
-    # What is begun while something is left is sent: a portion more in each second.
+    # A portion begun while some quota is left is sent whole: up to a portion more per second.
     assert now_ns - began_ns >= 3_990_000_000 - 50_000_000 * (portion - 1)

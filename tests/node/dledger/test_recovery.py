@@ -1,4 +1,4 @@
-"""Starting again: torn tails are cut off, damage to what was durable is named, and nothing in between."""
+"""Recovery: torn tails are cut off, and damage to durable entries is refused and named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def refused(bench: Any) -> LedgerCorrupt:
 
 @pytest.mark.parametrize("victim", [0, 10, 30, 31, 58, 59])
 @pytest.mark.parametrize("offset", [0, 5, 12, 20, 30, 34, 38, 42, 46, 60, 197])
-def test_a_flipped_bit_in_any_field_is_found_and_named(bench: Any, victim: int, offset: int) -> None:
+def test_a_flipped_bit_in_any_field_is_reported_with_file_and_offset(bench: Any, victim: int, offset: int) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         position = entries[victim].pos + offset
@@ -73,7 +73,9 @@ def test_a_damaged_entry_is_never_served(bench: Any, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("victim", [0, 20, 59])
 @pytest.mark.parametrize("offset", [3, 11, 23, 31, 35, 39, 43, 47])
-def test_a_header_that_is_damaged_under_a_running_member_is_never_served(bench: Any, victim: int, offset: int) -> None:
+def test_an_entry_whose_header_is_damaged_while_the_log_is_open_is_never_served(
+    bench: Any, victim: int, offset: int
+) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         for bit in range(8):
@@ -92,12 +94,12 @@ def test_a_header_that_is_damaged_under_a_running_member_is_never_served(bench: 
     bench(scenario)
 
 
-def test_a_file_whose_first_header_is_damaged_is_not_taken_for_another(bench: Any) -> None:
+def test_first_of_next_file_is_none_if_that_files_first_header_is_wrong(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         store = await bench.open()
         assert store.first_of_next_file() == entries[20]
-        bench.flip(entries[20].pos + 15, 0)  # it says that it is entry 21
+        bench.flip(entries[20].pos + 15, 0)  # its header claims index 21
         assert store.first_of_next_file() is None
 
     bench(scenario)
@@ -110,7 +112,7 @@ def test_a_damaged_index_unit_is_reported_and_the_entry_found_without_it(
 ) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
-        assert entries[20].pos == 4096 > entries[19].end_pos  # behind a blank
+        assert entries[20].pos == 4096 > entries[19].end_pos  # after a blank
         for bit in range(8):
             store = await bench.open()
             bench.disk.flip_bit(f"/data/dledger/index/{victim // 20 * 640:020d}", victim % 20 * 32 + offset, bit)
@@ -127,7 +129,7 @@ def test_a_damaged_index_unit_is_reported_and_the_entry_found_without_it(
 
 
 @pytest.mark.parametrize("kept", ["none", "some", "most"])
-def test_the_index_is_made_again_from_the_data(bench: Any, kept: str) -> None:
+def test_missing_index_files_are_rebuilt_from_the_data(bench: Any, kept: str) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         before = bench.content("n1", "/data/dledger/index")
@@ -142,7 +144,7 @@ def test_the_index_is_made_again_from_the_data(bench: Any, kept: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 21, 59])
-def test_units_that_the_disk_does_not_give_back_are_made_again(
+def test_unreadable_index_units_are_rebuilt(
     bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: int
 ) -> None:
     read = SegmentedFile._read_one
@@ -165,7 +167,7 @@ def test_units_that_the_disk_does_not_give_back_are_made_again(
     bench(scenario)
 
 
-def test_a_missing_file_is_named(bench: Any) -> None:
+def test_a_missing_data_file_is_refused_and_named(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         await filled(bench)
         for number in range(3):
@@ -180,7 +182,7 @@ def test_a_missing_file_is_named(bench: Any) -> None:
     bench(scenario)
 
 
-def test_all_data_gone_but_not_the_checkpoint(bench: Any) -> None:
+def test_a_checkpoint_without_any_data_file_is_refused(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         await filled(bench)
         for path in bench.disk.paths():
@@ -192,7 +194,7 @@ def test_all_data_gone_but_not_the_checkpoint(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_damaged_checkpoint_is_named(bench: Any) -> None:
+def test_a_damaged_checkpoint_is_refused_and_named(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         await filled(bench)
         bench.disk.flip_bit("/data/dledger/checkpoint", 15)
@@ -201,8 +203,8 @@ def test_a_damaged_checkpoint_is_named(bench: Any) -> None:
     bench(scenario)
 
 
-def test_without_any_evidence_a_bad_end_is_a_torn_tail(bench: Any) -> None:
-    """No checkpoint, no index, no tail mark: what cannot be read at the end may well never have been written."""
+def test_without_evidence_of_durability_an_unreadable_end_is_a_torn_tail(bench: Any) -> None:
+    """No checkpoint, no index, no tail mark: an unreadable end may never have been written."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -219,7 +221,7 @@ def test_without_any_evidence_a_bad_end_is_a_torn_tail(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_torn_last_write_is_cut_off_although_later_entries_of_it_are_whole(bench: Any) -> None:
+def test_a_torn_last_write_is_cut_off_although_its_later_entries_are_intact(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         first = bench.append(store, *[b"durable" * 20] * 8)
@@ -237,8 +239,8 @@ def test_a_torn_last_write_is_cut_off_although_later_entries_of_it_are_whole(ben
     bench(scenario, data_segment_size_bytes=8192)
 
 
-def test_damage_below_the_last_write_is_not_taken_for_a_torn_tail(bench: Any) -> None:
-    """The tail mark of the last write says where it began: what lies before had been synced."""
+def test_damage_before_the_last_write_is_not_taken_for_a_torn_tail(bench: Any) -> None:
+    """The tail mark of the last write says where it began: everything before it had been synced."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -255,7 +257,7 @@ def test_damage_below_the_last_write_is_not_taken_for_a_torn_tail(bench: Any) ->
     bench(scenario, data_segment_size_bytes=8192)
 
 
-def test_log_of_a_wrong_segment_size_is_refused(bench: Any) -> None:
+def test_a_log_with_another_segment_size_is_refused(bench: Any) -> None:
     async def scenario(bench: Any) -> dict[str, bytes]:
         await filled(bench)
         return {path: bytes(bench.disk.inode(path).cache) for path in bench.disk.paths()}
@@ -271,7 +273,7 @@ def test_log_of_a_wrong_segment_size_is_refused(bench: Any) -> None:
     bench(other, data_segment_size_bytes=8192 + 32)
 
 
-def test_where_reading_would_begin_at_a_damaged_index_unit_the_whole_log_is_read(bench: Any) -> None:
+def test_the_whole_log_is_read_if_the_index_unit_at_the_scan_start_is_damaged(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench, count=200)
         path = bench.path(entries[-1].pos)
@@ -336,7 +338,7 @@ def test_a_power_cut_in_the_middle_of_a_write_loses_at_most_that_write(
 
 
 def test_a_power_cut_in_the_middle_of_a_truncation_leaves_a_log_that_opens(bench: Any) -> None:
-    """A file may be as long as before, with zeros behind the new end: nothing there may say how much was durable."""
+    """A file may keep its length, with zeros after the new end: no tail mark then shows how much was durable."""
     length: list[int] = []
 
     async def scenario(bench: Any, after_s: float) -> None:
@@ -359,7 +361,7 @@ def test_a_power_cut_in_the_middle_of_a_truncation_leaves_a_log_that_opens(bench
 
 
 def test_a_power_cut_in_the_middle_of_a_start_leaves_a_log_that_opens(bench: Any) -> None:
-    """What a killed process had not synced is found, and lost again; the index may not say yet that it was there."""
+    """Entries that a killed process had not synced are found, then lost; the index must not name them before a sync."""
     ends: set[int] = set()
 
     async def scenario(bench: Any, after_s: float) -> None:
@@ -389,7 +391,7 @@ def test_a_power_cut_in_the_middle_of_a_start_leaves_a_log_that_opens(bench: Any
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1), bit=st.integers(0, 7), seed=st.integers(0, 100))
-def test_any_single_flipped_bit_is_found_or_lies_where_nothing_is(
+def test_any_flipped_bit_is_detected_unless_it_lies_outside_all_entries(
     bench: Any, place: float, bit: int, seed: int
 ) -> None:
     async def scenario(bench: Any) -> None:

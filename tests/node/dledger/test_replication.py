@@ -19,8 +19,8 @@ PushFilter = Callable[[str, PushEntryRequest], Any]
 
 
 class FilteredPeers:
-    """A peer client that shows every push to the test first: None lets it pass, an answer replaces it, an
-    exception is raised in its place."""
+    """A peer client that calls a filter of the test with every push: None lets the push pass, an answer or exception
+    becomes its result."""
 
     push_filter: PushFilter | None = None
 
@@ -51,7 +51,7 @@ class FilteredServer(DLedgerServer):
 
 @pytest.fixture
 def replicate(simulate: Any) -> Any:
-    """Run `scenario(group, watch)`; `watch(filter)` puts a push filter in place, for all members."""
+    """Run `scenario(group, watch)`; `watch(filter)` installs a push filter for all members."""
 
     def run(scenario: Any, **options: Any) -> Any:
         def watch(push_filter: PushFilter | None) -> None:
@@ -75,7 +75,7 @@ def answer_to(request: PushEntryRequest, code: DLedgerCode, **fields: Any) -> Pu
 
 
 @pytest.mark.mechanism("checkAndFreshState")
-def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
+def test_the_first_push_of_a_term_to_each_follower_is_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[tuple[str, int, PushType]] = []
         watch(lambda peer, request: seen.append((peer, request.term, request.type)))
@@ -93,7 +93,7 @@ def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
     replicate(scenario)
 
 
-def test_entries_leave_for_the_followers_before_the_leaders_disk_is_asked(replicate: Any, monkeypatch: Any) -> None:
+def test_a_leader_pushes_entries_before_it_writes_them_to_its_own_disk(replicate: Any, monkeypatch: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         steps: list[str] = []
         begin_write = LedgerFiles.begin_write
@@ -120,7 +120,7 @@ def test_entries_leave_for_the_followers_before_the_leaders_disk_is_asked(replic
 
 
 @pytest.mark.mechanism("Resend: ...")
-def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
+def test_every_entry_commits_although_every_third_push_is_lost(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         count = 0
 
@@ -163,7 +163,7 @@ def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any)
         dispatcher = group[leader].pusher.dispatchers[slow]
         other = next(each for peer, each in group[leader].pusher.dispatchers.items() if peer != slow)
         assert 200 < dispatcher.pending_count <= 1000
-        assert other.pending_count == 0  # nobody waits for the slow one
+        assert other.pending_count == 0  # the slow follower holds up no other
         watch(None)
         await group.converged()
         assert dispatcher.pending_count == 0
@@ -172,7 +172,7 @@ def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any)
 
 
 @pytest.mark.mechanism("Reply SUCCESS...")
-def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> None:
+def test_an_inconsistent_state_answer_leads_to_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
 
@@ -192,7 +192,7 @@ def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> No
         await group.append_all(leader, b"entry")
         await group.converged()
         order = [push_type for push_type in seen if push_type is not PushType.COMMIT]
-        # refused; asked at the leader's end, which is not there, then at the follower's; sent again
+        # refused; compared at the leader's end, which the follower lacks, then at the follower's; sent again
         assert order == [PushType.APPEND, PushType.COMPARE, PushType.COMPARE, PushType.APPEND]
 
     replicate(scenario)
@@ -201,7 +201,7 @@ def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> No
 @pytest.mark.mechanism("doWork: ...")
 @pytest.mark.mechanism("Reply SUCCESS...")
 @pytest.mark.parametrize("code", [DLedgerCode.DISK_ERROR, DLedgerCode.REPEATED_PUSH, DLedgerCode.FALL_BEHIND_TOO_MUCH])
-def test_other_answers_are_waited_out(replicate: Any, code: DLedgerCode) -> None:
+def test_other_refusals_are_retried_after_the_push_timeout(replicate: Any, code: DLedgerCode) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
 
@@ -225,7 +225,7 @@ def test_other_answers_are_waited_out(replicate: Any, code: DLedgerCode) -> None
     replicate(scenario)
 
 
-def test_a_follower_that_refuses_what_continues_its_log_is_not_hammered(replicate: Any) -> None:
+def test_retries_back_off_if_a_follower_refuses_what_continues_its_log(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[float] = []
 
@@ -264,7 +264,7 @@ def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, wit
 
 @pytest.mark.mechanism("COMMIT push")
 @pytest.mark.mechanism("COMPARE start...")
-def test_an_idle_group_is_quiet(replicate: Any) -> None:
+def test_an_idle_group_sends_only_periodic_commits(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
         await group.start()
@@ -279,7 +279,7 @@ def test_an_idle_group_is_quiet(replicate: Any) -> None:
 
 
 def test_a_wiped_follower_is_refilled_although_nothing_is_appended(simulate: Any) -> None:
-    """dledger#61. (Its vote is kept here: losing that as well is beyond what a quorum can bear.)"""
+    """dledger#61. (Its vote is kept here: losing that as well is more than a quorum tolerates.)"""
 
     async def scenario(group: Any) -> None:
         await group.start()
@@ -314,7 +314,7 @@ def test_a_late_follower_catches_up_across_files(simulate: Any) -> None:
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_follower_that_is_far_behind_gets_several_pushes_at_once(simulate: Any, is_busy: bool) -> None:
-    """Also while senders are at work, and it catches up with them."""
+    """Also during live appends, with which it catches up."""
 
     async def scenario(group: Any) -> int:
         await group.start("n1", "n2")
@@ -414,7 +414,7 @@ def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None
 
 
 @pytest.mark.mechanism("APPEND changeState")
-def test_after_comparing_pushes_go_on_behind_what_agrees(replicate: Any) -> None:
+def test_after_comparing_appends_continue_after_the_last_common_entry(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         await group.start()
         leader = await group.leader()

@@ -1,4 +1,4 @@
-"""Snapshots as files: what is kept, what is found again, and that nothing damaged is ever taken for one."""
+"""Snapshot files: which are kept, which are found again, and that damage is always detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_round_trip(snapshot: Snapshot) -> None:
 
 
 @given(SNAPSHOTS, st.data())
-def test_any_damage_is_found(snapshot: Snapshot, data: Any) -> None:
+def test_any_damage_is_detected(snapshot: Snapshot, data: Any) -> None:
     whole = encode_snapshot(snapshot)
     kind = data.draw(st.sampled_from(("flip", "cut", "more")))
     if kind == "flip":
@@ -48,11 +48,11 @@ def test_any_damage_is_found(snapshot: Snapshot, data: Any) -> None:
         found = decode_snapshot(bytes(damaged))
     except DamagedSnapshot:
         return
-    assert found == snapshot, "a CRC in other letters says the same"
+    assert found == snapshot, "undetected damage may only change the letter case of a CRC"
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_none(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(DamagedSnapshot):
         decode_snapshot(data)
 
@@ -69,20 +69,20 @@ HEAD = {"last_included_index": 3, "last_included_term": 1, "members_index": -1, 
         {"files": [["a", 0, 0], ["a", 0, 0]]}, {"files": [["a", 0, 0]] * 2000}, {"files": [["a", 1 << 40, 0]]},
     ],
 )  # fmt: skip
-def test_a_head_that_says_nothing_of_use(changed: dict[str, Any]) -> None:
+def test_an_invalid_head_is_refused(changed: dict[str, Any]) -> None:
     assert decode_snapshot(encode_document(HEAD)).index == 3
     with pytest.raises(DamagedSnapshot):
         decode_snapshot(encode_document(HEAD | changed))
 
 
-def test_more_than_a_snapshot_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_above_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.dledger.snapshot.MAX_SNAPSHOT_BYTES", 1000)
     with pytest.raises(ValueError, match="1000 are possible"):
         encode_snapshot(snapshot(a=b"x" * 1001))
 
 
 @pytest.mark.parametrize("key", ["snapshots_kept", "snapshot_threshold_entries", "snapshot_log_kept_entries"])
-def test_a_configuration_that_cannot_be(key: str) -> None:
+def test_a_snapshot_option_below_its_minimum_is_refused(key: str) -> None:
     options: dict[str, Any] = {"group": "g", "self_id": "n1", "peers": {"n1": "a"}, "listen": "a", "data_dir": "/d"}
     options[key] = 0 if key == "snapshots_kept" else -1
     with pytest.raises(ValueError, match=f"{key} is below"):
@@ -102,7 +102,7 @@ def indices(files: SnapshotFiles) -> list[int]:
     return [each.index for each, _ in files.readable()]
 
 
-def test_the_newest_are_kept(bench: Any) -> None:
+def test_only_the_newest_snapshots_are_kept(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         files = files_of(bench)
         await save(bench, files, *[snapshot(index) for index in (10, 200, 1000, 3000, 20)])
@@ -112,7 +112,7 @@ def test_the_newest_are_kept(bench: Any) -> None:
     bench(scenario)
 
 
-def test_a_damaged_one_is_passed_over_and_goes_with_the_next(bench: Any) -> None:
+def test_a_damaged_snapshot_is_skipped_and_removed_by_the_next_save(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         files = files_of(bench)
         await save(bench, files, snapshot(10), snapshot(20), snapshot(30))
@@ -125,7 +125,7 @@ def test_a_damaged_one_is_passed_over_and_goes_with_the_next(bench: Any) -> None
     bench(scenario)
 
 
-def test_one_under_another_name_is_none(bench: Any) -> None:
+def test_a_snapshot_under_a_wrong_file_name_is_ignored(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         files = files_of(bench)
         await save(bench, files, snapshot(10))
@@ -138,7 +138,7 @@ def test_one_under_another_name_is_none(bench: Any) -> None:
 
 @pytest.mark.parametrize("end", ["kill", "power_fail"])
 @pytest.mark.parametrize("step", range(12))
-def test_whatever_ends_the_saving_leaves_the_old_one_or_the_new_one(bench: Any, end: str, step: int) -> None:
+def test_an_interrupted_save_leaves_the_old_snapshot_or_the_new_one(bench: Any, end: str, step: int) -> None:
     async def scenario(bench: Any) -> None:
         files = files_of(bench, kept=1)
         await save(bench, files, snapshot(10))
@@ -152,7 +152,7 @@ def test_whatever_ends_the_saving_leaves_the_old_one_or_the_new_one(bench: Any, 
     bench(scenario)
 
 
-def test_one_whose_name_was_not_synced_is_durable_before_the_log_is_cut_off(bench: Any) -> None:
+def test_confirm_makes_a_snapshot_durable_whose_file_name_was_not_synced(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         files = files_of(bench)
         await save(bench, files, snapshot(10))

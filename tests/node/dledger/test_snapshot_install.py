@@ -1,4 +1,4 @@
-"""Snapshots between members: a follower that was left behind gets the leader's, whatever interrupts that."""
+"""Snapshots between members: a follower that fell behind gets the leader's, whatever interrupts the transfer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from node.dledger.snapshot import Snapshot, encode_snapshot
 OPTIONS: dict[str, Any] = {
     "snapshot_threshold_entries": 40, "snapshot_removes_log": True, "max_pending_pushes": 10
 }  # fmt: skip
-"""Snapshots at any time, short logs, and little on its way to who is cut off."""
+"""Frequent snapshots, short logs, and few pushes in flight to a member that is cut off."""
 
 
 def bodies(first: int, count: int) -> list[bytes]:
@@ -44,7 +44,7 @@ async def applied(group: Any, *names: str) -> None:
 
 
 async def left_behind(group: Any, *, wiped: bool = False) -> tuple[str, str]:
-    """A leader whose log begins behind the end of a follower's that is down."""
+    """A leader whose log begins after the end of the log of a follower that is down; both names."""
     await group.start()
     leader = await group.leader()
     behind = others(group, leader)[0]
@@ -64,7 +64,7 @@ async def left_behind(group: Any, *, wiped: bool = False) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("wiped", [False, True])
-def test_a_follower_that_was_left_behind_gets_the_snapshot(simulate: Any, tallies: Any, wiped: bool) -> None:
+def test_a_follower_that_fell_behind_installs_the_leaders_snapshot(simulate: Any, tallies: Any, wiped: bool) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_follower_that_was_left_behind_gets_the_snapshot(simulate: Any, tallie
     simulate(scenario, server=tallies.server(truth), **OPTIONS)
 
 
-def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, tallies: Any) -> None:
+def test_a_new_or_wiped_member_gets_the_snapshot_and_the_group_from_it(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, talli
         await group.run(leader, lambda: group[leader].add_member("n4", group.addresses["n4"]))
         await applied(group, "n1", "n2", "n3", "n4")
         assert group["n4"].snapshots.installed_total == 1
-        for first in range(200, 400, 20):  # until the entry that says so is gone from the log as well
+        for first in range(200, 400, 20):  # until the entry that added n4 is gone from the log
             await group.append_all(leader, *bodies(first, 20))
         await group.until(lambda: group[leader].store.ledger_begin_index > 230)
         away = others(group, leader)[0]
@@ -117,11 +117,11 @@ def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, talli
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("lost", ["remove another", "remove itself", "add"])
-def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
+def test_an_uncommitted_membership_change_is_undone_when_the_log_is_reset(
     simulate: Any, tallies: Any, lost: str, restarts: bool
 ) -> None:
-    """A leader that is cut off changes the group in vain. When it comes back its log is beyond comparing, and nothing
-    takes the entry back."""
+    """A leader that is cut off appends a membership change. When it rejoins, the logs do not overlap any more, so no
+    TRUNCATE removes the entry."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -133,11 +133,11 @@ def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
         await group.cut(" ".join(rest))
         member = {"remove another": rest[0], "remove itself": old, "add": "n9"}[lost]
         change = group[old].add_member(member, "10.0.0.9:1") if lost == "add" else group[old].remove_member(member)
-        in_vain = group.on(old, lambda: asyncio.get_running_loop().create_task(change))
+        lost_change = group.on(old, lambda: asyncio.get_running_loop().create_task(change))
         await group.until(lambda: len(group[old].member_state.member_ids) != 3)
         new = await group.leader(*rest)
         if restarts:
-            await asyncio.sleep(4)  # until a checkpoint says so
+            await asyncio.sleep(4)  # until a checkpoint holds the change
             group.kill(old)
         for first in range(20, 200, 20):
             await group.append_all(new, *bodies(first, 20))
@@ -150,16 +150,16 @@ def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
             assert group[old].member_state.member_ids == ("n1", "n2", "n3")
             group.kill(old)
             await group.start(old)
-        assert in_vain.cancelled() or not in_vain.done() or in_vain.exception() is not None
+        assert lost_change.cancelled() or not lost_change.done() or lost_change.exception() is not None
         assert truth.violations == []
 
     simulate(scenario, server=tallies.server(truth), members_may_change=True, **OPTIONS)
 
 
-def test_a_member_that_stops_while_its_log_is_forgotten_still_knows_the_group(
+def test_a_member_that_stops_during_a_log_reset_still_knows_the_group(
     simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It began alone, and would lead alone; that there are four by now it knows from the snapshot only."""
+    """It began alone and would lead alone; only the snapshot tells it that there are four members by now."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_member_that_stops_while_its_log_is_forgotten_still_knows_the_group(
             await group.run("n1", partial(group["n1"].add_member, name, group.addresses[name]))
         group.names = ("n1", "n2", "n3", "n4")
         await group.converged("n1", "n2", "n3")
-        await asyncio.sleep(4)  # until a checkpoint says so
+        await asyncio.sleep(4)  # until a checkpoint holds the group of three
         await group.cut("n2 n3 n4")
         leader = await group.leader("n2", "n3")
         await group.run(leader, partial(group[leader].add_member, "n4", group.addresses["n4"]))
@@ -218,7 +218,9 @@ def incoming(group: Any, name: str) -> list[str]:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("end", ["kill", "power_fail"])
 @pytest.mark.parametrize("which", ["leader", "behind"])
-def test_an_installation_that_is_interrupted_goes_on(simulate: Any, tallies: Any, end: str, which: str) -> None:
+def test_an_interrupted_installation_completes_after_a_restart(
+    simulate: Any, tallies: Any, end: str, which: str
+) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -238,28 +240,28 @@ def test_an_installation_that_is_interrupted_goes_on(simulate: Any, tallies: Any
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_restarted_follower_asks_only_for_what_it_lacks(simulate: Any, tallies: Any) -> None:
+def test_a_restarted_follower_resumes_the_transfer_where_it_stopped(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
         leader, behind = await left_behind(group)
         asked: list[tuple[int, int]] = []
         install = group[leader].peers.install
-        stands = asyncio.Event()
-        goes_on = asyncio.Event()
+        paused = asyncio.Event()
+        resume = asyncio.Event()
 
-        async def spied(peer: str, request: InstallSnapshotRequest) -> Any:
+        async def recorded(peer: str, request: InstallSnapshotRequest) -> Any:
             asked.append((request.offset, len(request.data)))
             if len(asked) == 4:
-                stands.set()
-                await goes_on.wait()
+                paused.set()
+                await resume.wait()
             return await install(peer, request)
 
-        group[leader].peers.install = spied
+        group[leader].peers.install = recorded
         await group.start(behind)
-        await stands.wait()
+        await paused.wait()
         group.kill(behind)
-        goes_on.set()
+        resume.set()
         await asyncio.sleep(1)
         had = len(group.hosts[behind].disk.inode(incoming(group, behind)[0]).cache)
         asked.clear()
@@ -273,8 +275,8 @@ def test_a_restarted_follower_asks_only_for_what_it_lacks(simulate: Any, tallies
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_piece_that_was_damaged_is_thrown_away(simulate: Any, tallies: Any) -> None:
-    """A disk that gives back other bytes than it was given: the whole is not kept, and is sent again."""
+def test_a_snapshot_damaged_during_its_transfer_is_discarded_and_sent_again(simulate: Any, tallies: Any) -> None:
+    """The disk returns other bytes than were written: the whole snapshot is discarded and sent again."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -291,16 +293,16 @@ def test_a_piece_that_was_damaged_is_thrown_away(simulate: Any, tallies: Any) ->
     simulate(scenario, server=tallies.server(truth), **OPTIONS)
 
 
-def test_a_log_does_not_begin_later_without_the_snapshot(simulate: Any, tallies: Any) -> None:
+def test_a_follower_does_not_reset_its_log_without_the_snapshot(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
         leader, behind = await left_behind(group)
 
-        async def forgets(*_: Any) -> bool:
+        async def skip_sending(*_: Any) -> bool:
             return True
 
-        group[leader].pusher.snapshot_sender.send = forgets
+        group[leader].pusher.snapshot_sender.send = skip_sending
         await group.start(behind)
         end = group[behind].store.ledger_end_index
         await asyncio.sleep(5)
@@ -314,9 +316,9 @@ def test_a_log_does_not_begin_later_without_the_snapshot(simulate: Any, tallies:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_state_is_that_of_the_log(simulate: Any, tallies: Any, seed: int) -> None:
-    """Members are killed, cut off, robbed of power and of their files, and lead in turn, while snapshots are taken,
-    sent and loaded all the time. Every state that any of them ever had must be the one that the log makes."""
+def test_every_state_matches_the_log_under_random_faults(simulate: Any, tallies: Any, seed: int) -> None:
+    """Members are killed, cut off, lose their power or their files, and lead in turn, while snapshots are taken, sent
+    and loaded. Every state that any of them ever had must be the one that the log yields."""
     truth = tallies.Truth()
     chance = random.Random(seed)
 
@@ -328,7 +330,7 @@ def test_whatever_happens_every_state_is_that_of_the_log(simulate: Any, tallies:
             struck = chance.choice(group.names)
             kind = chance.choice(("kill", "power_fail", "cut", "wipe", "transfer", "nothing"))
             if kind == "wipe":
-                await applied(group, *group.names)  # or what it has acknowledged might be gone
+                await applied(group, *group.names)  # otherwise entries that it acknowledged might be lost
             if kind == "cut":
                 await group.cut(" ".join(others(group, struck)))
             elif kind == "transfer":
@@ -362,7 +364,7 @@ def test_whatever_happens_every_state_is_that_of_the_log(simulate: Any, tallies:
                 await applied(group, *group.names)
             if chance.random() < 0.5:
                 await asyncio.sleep(chance.random() * 0.05)
-        done, _ = await asyncio.wait(doubtful, timeout=5)  # who was killed answers never
+        done, _ = await asyncio.wait(doubtful, timeout=5)  # appends at killed members never complete
         await group.append_all(await group.leader(), b"end=1")
         await applied(group, *group.names)
         assert truth.violations == []
@@ -372,7 +374,7 @@ def test_whatever_happens_every_state_is_that_of_the_log(simulate: Any, tallies:
     simulate(scenario, seed=seed, server=tallies.server(truth), **OPTIONS)
 
 
-# Frames that no honest leader sends
+# Requests that no correct leader sends
 
 
 NUMBERS = st.one_of(st.integers(-1, 5), st.integers(-1, (1 << 63) - 1))
@@ -394,19 +396,19 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS)
-def test_a_frame_makes_the_round_trip(request: InstallSnapshotRequest) -> None:
+def test_an_install_request_survives_the_round_trip(request: InstallSnapshotRequest) -> None:
     assert InstallSnapshotRequest.from_body(request.to_body()) == request
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_frame(data: bytes) -> None:
+def test_random_bytes_are_a_malformed_install_request(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         InstallSnapshotRequest.from_body(b"\1" + data)
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(REQUESTS, min_size=20, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
-def test_frames_that_nobody_should_send_change_nothing(
+def test_random_install_requests_change_nothing(
     simulate: Any, tallies: Any, requests: list[InstallSnapshotRequest], crcs: list[bool]
 ) -> None:
     truth = tallies.Truth()
@@ -443,7 +445,7 @@ def piece(member: Any, data: bytes, offset: int, size: int, **changed: Any) -> I
     return InstallSnapshotRequest(**(fields | changed))
 
 
-def test_who_is_no_leader_installs_nothing(simulate: Any, tallies: Any) -> None:
+def test_only_a_complete_newer_snapshot_of_the_current_leader_is_installed(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -467,7 +469,10 @@ def test_who_is_no_leader_installs_nothing(simulate: Any, tallies: Any) -> None:
         assert (await send(last_included_term=term + 1))[0] is DLedgerCode.UNEXPECTED_ARGUMENT
         assert (await send(data_crc=5))[0] is DLedgerCode.UNEXPECTED_ARGUMENT
         assert await send(10) == (DLedgerCode.SUCCESS, 10)
-        assert await send(20, digest="0" * 64) == (DLedgerCode.SUCCESS, 20)  # of another one, and the first is dropped
+        assert await send(20, digest="0" * 64) == (
+            DLedgerCode.SUCCESS,
+            20,
+        )  # another snapshot: the first one is dropped
         assert await send(0) == (DLedgerCode.SUCCESS, 0)
         assert await send(digest="0" * 64) == (DLedgerCode.SUCCESS, 0)
         assert await send(last_included_index=499) == (DLedgerCode.SUCCESS, 0)
@@ -477,13 +482,16 @@ def test_who_is_no_leader_installs_nothing(simulate: Any, tallies: Any) -> None:
         older = encode_snapshot(Snapshot(index=9, term=1, files={}))
         request = piece(member, older, 0, 1000, last_included_index=9)
         response = await group.run(follower, lambda: member._handle_install_snapshot(request))
-        assert (response.code, response.offset) == (DLedgerCode.SUCCESS, len(older))  # nothing is wanted of it
+        assert (response.code, response.offset) == (
+            DLedgerCode.SUCCESS,
+            len(older),
+        )  # answered as complete, and ignored
         assert member.snapshots.newest_index == 500 and incoming(group, follower) == []
 
     simulate(scenario, server=tallies.server(truth), snapshot_threshold_entries=0)
 
 
-def test_an_error_of_a_state_does_not_end_the_taking_of_snapshots(simulate: Any, tallies: Any) -> None:
+def test_snapshots_continue_after_an_error_in_the_state_machine(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:

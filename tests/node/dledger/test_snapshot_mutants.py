@@ -1,4 +1,4 @@
-"""Mutants of snapshots: each script goes wrong with the mutant and must not without it."""
+"""Mutants of snapshots: each script must fail with the mutant and pass without it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def others(group: Any, name: str) -> list[str]:
     return [other for other in group.names if other != name]
 
 
-async def alone_with_thirty(group: Any) -> None:
+async def start_single_member(group: Any) -> None:
     """A group of one that has applied thirty entries."""
     await group.start()
     await group.leader()
@@ -43,26 +43,26 @@ async def alone_with_thirty(group: Any) -> None:
     await applied(group, "n1")
 
 
-async def comes_back(group: Any) -> None:
+async def restart(group: Any) -> None:
     await group.start("n1")
     await group.append_all(await group.leader(), *bodies(100, 5))
     await applied(group, "n1")
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_snapshot_that_was_damaged(simulate: Any, tallies: Any, is_mutated: bool) -> None:
-    """One digit of a value is another one in the newest snapshot of a single member, which then restarts."""
+def test_a_damaged_snapshot_is_not_loaded(simulate: Any, tallies: Any, is_mutated: bool) -> None:
+    """One digit of a value is changed in the newest snapshot of a single member, which then restarts."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
-        await alone_with_thirty(group)
+        await start_single_member(group)
         await group.run("n1", group["n1"].snapshots.save)
         files = group["n1"].snapshots.files
         path = f"{files.directory}/{files.names()[-1]}"
         group.kill("n1")
         disk = group.hosts["n1"].disk
         disk.flip_bit(path, bytes(disk.inode(path).cache).rindex(b"29") + 1, 0)
-        await comes_back(group)
+        await restart(group)
 
     server = tallies.server(truth, snapshot_unverified if is_mutated else None)
     simulate(scenario, server=server, size=1, snapshot_threshold_entries=0)
@@ -70,7 +70,9 @@ def test_a_snapshot_that_was_damaged(simulate: Any, tallies: Any, is_mutated: bo
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_power_cut_while_a_snapshot_is_taken(simulate: Any, tallies: Any, is_mutated: bool) -> None:
+def test_a_power_cut_during_a_save_does_not_prevent_the_next_start(
+    simulate: Any, tallies: Any, is_mutated: bool
+) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> int:
@@ -97,17 +99,19 @@ def test_a_power_cut_while_a_snapshot_is_taken(simulate: Any, tallies: Any, is_m
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_snapshot_of_another_history(simulate: Any, tallies: Any, is_mutated: bool) -> None:
-    """A member finds a snapshot of an entry that its log has with another term: from another group, say."""
+def test_a_snapshot_whose_term_differs_from_the_log_is_not_loaded(
+    simulate: Any, tallies: Any, is_mutated: bool
+) -> None:
+    """A member finds a snapshot whose last entry has another term in its log: from another group, say."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
-        await alone_with_thirty(group)
+        await start_single_member(group)
         files, term = group["n1"].snapshots.files, group["n1"].member_state.term
         foreign = Snapshot(index=20, term=term + 7, files={"numbers": b"21 7", "values": b"{}"})
         await group.run("n1", lambda: files.save(foreign, encode_snapshot(foreign)))
         group.kill("n1")
-        await comes_back(group)
+        await restart(group)
 
     server = tallies.server(truth, snapshot_term_ignored if is_mutated else None)
     simulate(scenario, server=server, size=1, snapshot_threshold_entries=0)
@@ -115,8 +119,8 @@ def test_a_snapshot_of_another_history(simulate: Any, tallies: Any, is_mutated: 
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_an_installation_that_was_long_under_way(simulate: Any, tallies: Any, is_mutated: bool) -> None:
-    """A leader's snapshot reaches a follower again when that has applied more than it holds."""
+def test_a_delayed_installation_does_not_move_the_state_back(simulate: Any, tallies: Any, is_mutated: bool) -> None:
+    """A leader's snapshot reaches a follower that has already applied later entries."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""State machines of the log: every committed entry once, in order, and from snapshots where its beginning is gone."""
+"""State machines: every committed entry is applied once, in order, after a snapshot if the log begins later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from node.dledger.state_machine import StateMachineCaller
 
 
 class Member:
-    """A store with a tally on one host: what a server puts together, without a group."""
+    """A store with a tally on one host, assembled as in a server, without a group."""
 
     def __init__(self, bench: Any, tallies: Any, truth: Any) -> None:
         self.bench = bench
@@ -74,7 +74,7 @@ def test_a_restart_applies_only_what_follows_the_snapshot(bench: Any, tallies: A
     bench(scenario, snapshot_threshold_entries=0)
 
 
-def test_the_log_goes_behind_a_snapshot_and_not_before(bench: Any, tallies: Any) -> None:
+def test_log_files_are_removed_only_once_a_snapshot_covers_them(bench: Any, tallies: Any) -> None:
     async def scenario(bench: Any) -> None:
         member = await Member(bench, tallies, tallies.Truth()).open()
         await member.put(*BODIES[:60])
@@ -93,7 +93,7 @@ def test_the_log_goes_behind_a_snapshot_and_not_before(bench: Any, tallies: Any)
     bench(scenario, snapshot_threshold_entries=0, snapshot_removes_log=True)
 
 
-def test_snapshots_are_taken_after_so_many_entries_and_so_many_are_kept(bench: Any, tallies: Any) -> None:
+def test_snapshots_follow_the_entry_threshold_and_the_newest_are_kept(bench: Any, tallies: Any) -> None:
     async def scenario(bench: Any) -> None:
         member = await Member(bench, tallies, tallies.Truth()).open()
         for body in BODIES:
@@ -148,7 +148,7 @@ def test_a_snapshot_that_contradicts_the_log_is_not_loaded(bench: Any, tallies: 
     bench(scenario, snapshot_threshold_entries=0)
 
 
-def test_the_term_is_compared_when_the_entry_comes_later(bench: Any, tallies: Any) -> None:
+def test_a_snapshots_term_is_checked_when_its_entry_arrives_later(bench: Any, tallies: Any) -> None:
     async def scenario(bench: Any) -> None:
         member = await Member(bench, tallies, tallies.Truth()).open()
         foreign = Snapshot(index=40, term=2, files={"numbers": b"41 7", "values": b"{}"})
@@ -166,7 +166,7 @@ def test_the_term_is_compared_when_the_entry_comes_later(bench: Any, tallies: An
     bench(scenario, snapshot_threshold_entries=0)
 
 
-def test_reads_wait_for_what_is_applied(bench: Any, tallies: Any) -> None:
+def test_wait_for_returns_once_the_entry_is_applied(bench: Any, tallies: Any) -> None:
     async def scenario(bench: Any) -> None:
         member = await Member(bench, tallies, tallies.Truth()).open()
         waiting = bench.on("n1", lambda: asyncio.get_running_loop().create_task(member.caller.wait_for(59)))
@@ -185,7 +185,7 @@ def test_reads_wait_for_what_is_applied(bench: Any, tallies: Any) -> None:
     st.lists(st.sampled_from(("save", "kill", "power_fail", "put", "put", "put")), max_size=12),
     st.booleans(),
 )
-def test_snapshot_and_log_make_the_state_that_the_whole_log_makes(
+def test_a_snapshot_and_the_rest_of_the_log_yield_the_state_of_the_whole_log(
     bench: Any, tallies: Any, values: list[bytes], steps: list[str], removes_log: bool
 ) -> None:
     bodies = [b"%d=" % (number % 5) + value.hex().encode() + b"." * 90 for number, value in enumerate(values)]

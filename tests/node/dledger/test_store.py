@@ -1,4 +1,4 @@
-"""The log store: what it holds, what it refuses, and what it makes of crashes and damaged disks."""
+"""The log store: what it holds, what it refuses, and how it recovers from crashes and disk faults."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_many_appends_share_one_flush(bench: Any) -> None:
     bench(scenario, data_segment_size_bytes=1 << 20)
 
 
-def test_acknowledgement_waits_for_the_sync_or_only_for_the_write(bench: Any) -> None:
+def test_the_flush_mode_decides_whether_acknowledgement_waits_for_the_sync(bench: Any) -> None:
     async def scenario(bench: Any) -> tuple[int, int, int]:
         store = await bench.open()
         bench.append(store, b"first")
@@ -111,7 +111,7 @@ def test_reopening_finds_the_same_log_and_the_committed_index(bench: Any) -> Non
 
 
 @pytest.mark.mechanism("Committed checkpoint")
-def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> None:
+def test_after_a_kill_the_committed_index_is_that_of_the_last_checkpoint(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, *[b"entry"] * 20)
@@ -128,17 +128,17 @@ def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> N
 
 
 @pytest.mark.mechanism("updateCommittedIndex")
-def test_update_committed_index_case_by_case(bench: Any) -> None:
+def test_the_committed_index_only_advances_and_stops_at_the_end_of_the_log(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         heard: list[int] = []
         store.add_commit_listener(lambda: heard.append(store.committed_index))
-        assert not store.update_committed_index(3)  # nothing here
+        assert not store.update_committed_index(3)  # the log is empty
         bench.append(store, *[b"entry"] * 5)
         assert not store.update_committed_index(-1)
         assert store.update_committed_index(2)
         assert not store.update_committed_index(2)
-        assert not store.update_committed_index(1)  # never back
+        assert not store.update_committed_index(1)  # never backwards
         assert store.update_committed_index(99)  # never beyond the end
         assert heard == [2, 4]
 
@@ -146,7 +146,7 @@ def test_update_committed_index_case_by_case(bench: Any) -> None:
 
 
 @pytest.mark.mechanism("TRUNCATE")
-def test_truncate_keeps_the_index_it_names_and_survives_a_restart(bench: Any) -> None:
+def test_truncate_keeps_the_entry_it_names_and_survives_a_power_cut(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         entries = bench.append(store, *(bytes(200) for _ in range(60)))
@@ -301,7 +301,9 @@ def test_bodies_are_read_by_position_from_memory_and_disk(bench: Any) -> None:
     ),
     seed=st.integers(0, 10_000),
 )
-def test_store_is_a_list_that_keeps_what_it_said_was_durable(bench: Any, operations: list[Any], seed: int) -> None:
+def test_the_store_agrees_with_a_list_and_keeps_durable_entries_after_crashes(
+    bench: Any, operations: list[Any], seed: int
+) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         model: list[Any] = []
@@ -345,7 +347,7 @@ def test_store_is_a_list_that_keeps_what_it_said_was_durable(bench: Any, operati
     bench(scenario, seed=seed, max_cached_bytes=500)
 
 
-def test_corruption_error_is_one_clear_line() -> None:
+def test_a_corruption_error_is_one_line_with_path_offset_and_reason() -> None:
     error = LedgerCorrupt("/data/dledger/data/00000000000000000000", 17, "there is no entry")
     assert str(error) == "/data/dledger/data/00000000000000000000 is damaged at byte 17: there is no entry"
     assert isinstance(error, OSError) and error.errno == errno.EBADMSG

@@ -1,4 +1,4 @@
-"""Unfinished writes and damaged ones: told apart by sectors, against every image that a crash can leave."""
+"""Torn writes are told from damage by sectors, for every image that a crash can leave."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def image_of(entries: list[Entry], durable: int) -> bytes:
 
 
 def scanned(image: bytes) -> tuple[LogScan, SegmentedFile]:
-    """What reading finds, and where it stops."""
+    """The scan of an image, and the files that hold it."""
     disk = MemoryDisk()
     disk.files[f"/data/{0:020d}"] = bytearray(image)
     data = SegmentedFile(disk, "/data", segment_size_bytes=SEGMENT)
@@ -50,7 +50,7 @@ def scanned(image: bytes) -> tuple[LogScan, SegmentedFile]:
 
 @given(st.lists(bodies, max_size=3), st.lists(bodies, min_size=1, max_size=4), st.data())
 def test_no_interrupted_write_is_taken_for_damage(before: list[bytes], last: list[bytes], data: st.DataObject) -> None:
-    """Sectors in any combination, and the file as long as at any moment."""
+    """Any combination of old and new sectors, and any size that the file had meanwhile."""
     entries = entries_of(*before, *last)
     old = image_of(entries[: len(before)], 0) if before else b""
     new = image_of(entries, len(old))
@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_damage_unless_a_sector_may_be_old(
     assert scan.stopped_at == entry.pos, scan.reason
     old = old.ljust(len(new), b"\0")
     is_sized = not (at - entry.pos < 8 or 44 <= at - entry.pos < 48) or (at - entry.pos, bit) == (3, 1)
-    end = entry.end_pos if is_sized else entry.pos + HEADER_SIZE_BYTES  # how long it was is not known without
+    end = entry.end_pos if is_sized else entry.pos + HEADER_SIZE_BYTES  # otherwise its size is unknown
     first_sector = entry.pos // SECTOR_SIZE_BYTES * SECTOR_SIZE_BYTES
     parts = [
         slice(max(start, entry.pos), min(start + SECTOR_SIZE_BYTES, end))
@@ -98,7 +98,7 @@ def test_a_flipped_bit_is_damage_unless_a_sector_may_be_old(
 
 @pytest.mark.parametrize("offset", [0, 5, 12, 20, 30, 34, 38, 42, 46, 60])
 @pytest.mark.parametrize("is_only", [False, True])
-def test_damage_in_the_last_write_of_a_killed_process(bench: Any, offset: int, is_only: bool) -> None:
+def test_damage_in_the_last_write_of_a_killed_process_is_refused(bench: Any, offset: int, is_only: bool) -> None:
     """Nothing was written after it: no checkpoint, no index, no later tail mark."""
 
     async def scenario(bench: Any) -> None:
@@ -121,7 +121,7 @@ def test_damage_in_the_last_write_of_a_killed_process(bench: Any, offset: int, i
 
 
 @pytest.mark.parametrize("at", range(TAIL_MARK_SIZE_BYTES))
-def test_a_damaged_tail_mark_costs_nothing(bench: Any, at: int) -> None:
+def test_a_damaged_tail_mark_loses_no_entry(bench: Any, at: int) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         (entry,) = bench.append(store, b"acknowledged " * 30)
@@ -134,8 +134,8 @@ def test_a_damaged_tail_mark_costs_nothing(bench: Any, at: int) -> None:
 
 
 @pytest.mark.computed
-def test_a_bit_flipped_at_rest_takes_no_entry_from_a_member() -> None:
-    """A run that once lost one: the bit is flipped in the only entry of a replica that was killed at once."""
+def test_a_bit_flipped_at_rest_loses_no_entry() -> None:
+    """A run that once lost one: a bit is flipped in the only entry of a replica that was killed at once."""
     schedule = Schedule(
         (
             FaultEvent(at_s=0.2632, action=INJECT, fault_id="f1", nemesis="bit-flip", variant="log@one"),

@@ -13,7 +13,7 @@ from node.dledger.rpc import ReadMode, VoteResult
 
 
 async def give(group: Any, leader: str, member: str) -> DLedgerCode | None:
-    """Ask `leader` to give its lead to `member`; what it was refused with."""
+    """Ask `leader` to transfer leadership to `member`; returns the code if that is refused."""
     try:
         await group.run(leader, lambda: group[leader].transfer_leadership(member))
     except DLedgerError as error:
@@ -39,7 +39,7 @@ def test_the_chosen_member_leads_the_next_term_at_once(simulate: Any, size: int)
     simulate(scenario, size=size)
 
 
-def test_nothing_is_lost_while_the_lead_goes_round(simulate: Any) -> None:
+def test_no_acknowledged_entry_is_lost_or_duplicated_during_transfers(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -78,7 +78,7 @@ def test_nothing_is_lost_while_the_lead_goes_round(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_what_is_refused(simulate: Any) -> None:
+def test_a_transfer_by_or_to_the_wrong_member_is_refused(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -86,7 +86,7 @@ def test_what_is_refused(simulate: Any) -> None:
         assert await give(group, one, other) is DLedgerCode.NOT_LEADER
         assert await give(group, leader, "n9") is DLedgerCode.UNKNOWN_MEMBER
         assert await give(group, leader, leader) is DLedgerCode.UNEXPECTED_ARGUMENT
-        group.kill(one)  # PR39: a dead member is given nothing
+        group.kill(one)  # PR39: no transfer to a dead member
         await asyncio.sleep(1)
         assert await give(group, leader, one) is DLedgerCode.NETWORK_ERROR
         assert group.leaders() == [leader]
@@ -94,7 +94,7 @@ def test_what_is_refused(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_member_far_behind_is_given_nothing(simulate: Any) -> None:
+def test_a_transfer_to_a_member_far_behind_is_refused(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -107,7 +107,7 @@ def test_a_member_far_behind_is_given_nothing(simulate: Any) -> None:
     simulate(scenario, max_transfer_lag=10)
 
 
-def test_a_successor_that_does_not_catch_up_in_time_is_not_waited_for(simulate: Any) -> None:
+def test_a_transfer_times_out_if_the_successor_does_not_catch_up(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -127,7 +127,7 @@ def test_a_successor_that_does_not_catch_up_in_time_is_not_waited_for(simulate: 
     simulate(scenario)
 
 
-def test_a_successor_that_dies_is_replaced_after_a_lease(simulate: Any) -> None:
+def test_another_leader_is_elected_if_the_successor_is_cut_off(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -145,7 +145,7 @@ def test_a_successor_that_dies_is_replaced_after_a_lease(simulate: Any) -> None:
     simulate(scenario)
 
 
-def test_a_vote_for_another_while_the_leader_is_heard_needs_the_leaders_consent(simulate: Any) -> None:
+def test_within_the_lease_a_vote_for_another_member_needs_a_transfer_by_the_leader(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -168,7 +168,7 @@ def test_a_vote_for_another_while_the_leader_is_heard_needs_the_leaders_consent(
     simulate(scenario)
 
 
-def test_a_lease_ends_before_the_successor_can_be_elected(simulate: Any) -> None:
+def test_the_old_leader_serves_no_lease_reads_after_a_transfer(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -193,7 +193,9 @@ def test_a_lease_ends_before_the_successor_can_be_elected(simulate: Any) -> None
         (False, {"take_index": 99}, DLedgerCode.TAKE_LEADERSHIP_FAILED),
     ],
 )
-def test_requests_that_fit_nobody(simulate: Any, to_leader: bool, changes: dict[str, Any], code: DLedgerCode) -> None:
+def test_a_transfer_request_with_wrong_fields_is_refused(
+    simulate: Any, to_leader: bool, changes: dict[str, Any], code: DLedgerCode
+) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()
@@ -222,12 +224,12 @@ def test_the_preferred_member_leads_whenever_it_can(simulate: Any) -> None:
         await group.until(lambda: group.leaders() == ["n3"])
         settled = len(group.roles)
         await asyncio.sleep(10)
-        assert len(group.roles) == settled  # and then there is peace
+        assert len(group.roles) == settled  # no further elections
 
     simulate(scenario, preferred_leaders=("n3", "n2"))
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_care_for_preferred_leaders(simulate: Any) -> None:
+def test_transfers_to_preferred_leaders_continue_after_an_unexpected_error(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.until(lambda: group.leaders() == ["n3"])
@@ -250,7 +252,7 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_care_for_preferred_leader
     simulate(scenario, preferred_leaders=("n3",))
 
 
-def test_a_preferred_member_that_cannot_lead_disturbs_less_and_less(simulate: Any) -> None:
+def test_a_preferred_member_that_cannot_lead_hardly_disrupts_appends(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         await group.until(lambda: group.leaders() == ["n3"])
@@ -272,7 +274,7 @@ def test_a_preferred_member_that_cannot_lead_disturbs_less_and_less(simulate: An
     simulate(scenario, preferred_leaders=("n3",), max_transfer_lag=1_000_000)
 
 
-def test_strangers_cannot_be_preferred() -> None:
+def test_preferred_leaders_must_be_members() -> None:
     with pytest.raises(ValueError, match="preferred_leaders names n9"):
         DLedgerConfig(
             group="g", self_id="n1", peers={"n1": "127.0.0.1:1"}, listen="127.0.0.1:1", data_dir="/d",

@@ -1,5 +1,5 @@
-"""Mutants without a scenario: what each mechanism prevents, shown by hand. Every script runs twice: with the mutant it
-must go wrong, without it must not."""
+"""Mutants without a schedule: each script drives one mechanism directly. Every script runs twice: with the mutant it
+must fail, without it it must pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mutated(mutate: Callable[[DLedgerServer], None], is_mutated: bool) -> type[D
 
 
 async def started(members: Any) -> tuple[str, str, str]:
-    """A group of three that has a leader: that one, and the others."""
+    """Start a group of three; returns its leader and the two others."""
     await members.start()
     leader = await members.leader()
     await members.append_all(leader, b"one", b"two")
@@ -41,8 +41,8 @@ async def started(members: Any) -> tuple[str, str, str]:
     return leader, first, second
 
 
-def asks_for_vote(members: Any, voter: str, candidate: str) -> VoteResult:
-    """What `voter` says to a candidate with a full log, in the term after its own."""
+def vote_result(members: Any, voter: str, candidate: str) -> VoteResult:
+    """The answer of `voter` to a candidate with an equal log, in the next term."""
     store = members[voter].store
     request = VoteRequest(
         group="g", remote_id=voter, local_id=candidate, term=members[voter].member_state.term + 1, leader_id=candidate,
@@ -53,31 +53,33 @@ def asks_for_vote(members: Any, voter: str, candidate: str) -> VoteResult:
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_member_that_hears_its_leader_votes_for_nobody_else(simulate: Any, is_mutated: bool) -> None:
+def test_a_member_that_hears_its_leader_rejects_other_candidates(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> VoteResult:
         _, voter, candidate = await started(members)
-        return asks_for_vote(members, voter, candidate)
+        return vote_result(members, voter, candidate)
 
     result = simulate(scenario, server=mutated(leases.vote_despite_leader, is_mutated))
     assert (result is VoteResult.REJECT_ALREADY_HAS_LEADER) is not is_mutated
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_member_that_has_restarted_keeps_what_it_may_have_promised(simulate: Any, is_mutated: bool) -> None:
+def test_a_restarted_member_rejects_candidates_while_its_leaders_lease_may_hold(
+    simulate: Any, is_mutated: bool
+) -> None:
     async def scenario(members: Any) -> VoteResult:
         leader, voter, candidate = await started(members)
         members.kill(voter)
         await members.cut(f"{leader} {candidate}", voter)
         await members.start(voter)
-        return asks_for_vote(members, voter, candidate)
+        return vote_result(members, voter, candidate)
 
     result = simulate(scenario, server=mutated(leases.vote_after_restart, is_mutated))
     assert (result is VoteResult.REJECT_ALREADY_HAS_LEADER) is not is_mutated
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_lease_is_over_when_the_leader_has_been_away(simulate: Any, is_mutated: bool) -> None:
-    """The clock goes on by a lease while the leader does nothing, as in a pause; then it is asked."""
+def test_a_lease_expires_while_the_leader_is_paused(simulate: Any, is_mutated: bool) -> None:
+    """The clock advances by a lease while the leader does nothing, as in a pause; then the lease is checked."""
 
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
@@ -93,7 +95,7 @@ def test_a_lease_is_over_when_the_leader_has_been_away(simulate: Any, is_mutated
 
 
 class Held:
-    """Peers whose answers to heartbeats are kept back, as calls."""
+    """Peers whose answers to heartbeats are held back as callbacks."""
 
     def __init__(self, answers: list[Callable[[], object]]) -> None:
         self._answers = answers
@@ -106,7 +108,7 @@ class Held:
 
 
 class Later:
-    """A clock that is ahead by so much."""
+    """A clock that is ahead by `ahead_s`."""
 
     def __init__(self, clock: Any, ahead_s: float) -> None:
         self._clock = clock
@@ -118,8 +120,8 @@ class Later:
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_lease_counts_from_when_a_heartbeat_was_sent(simulate: Any, is_mutated: bool) -> None:
-    """Answers that were long under way come when the members are free to elect somebody else."""
+def test_a_lease_counts_from_the_sending_of_the_heartbeat(simulate: Any, is_mutated: bool) -> None:
+    """Delayed answers arrive when the members are already free to elect another leader."""
 
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
@@ -137,8 +139,8 @@ def test_a_lease_counts_from_when_a_heartbeat_was_sent(simulate: Any, is_mutated
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_read_is_confirmed_by_what_was_sent_after_it(simulate: Any, is_mutated: bool) -> None:
-    """A round is under way when the read comes: its answers say nothing of the moment at which the read came."""
+def test_a_read_is_confirmed_only_by_heartbeats_sent_after_it(simulate: Any, is_mutated: bool) -> None:
+    """A round is under way when the read arrives: its answers prove nothing about that moment."""
 
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
@@ -156,7 +158,7 @@ def test_a_read_is_confirmed_by_what_was_sent_after_it(simulate: Any, is_mutated
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_nobody_leads_a_term_twice(simulate: Any, is_mutated: bool) -> None:
+def test_a_member_may_not_lead_a_term_twice(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
         term = members[leader].member_state.term
@@ -167,8 +169,8 @@ def test_nobody_leads_a_term_twice(simulate: Any, is_mutated: bool) -> None:
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_what_one_leader_has_verified_is_nothing_to_the_next(simulate: Any, is_mutated: bool) -> None:
-    """Without that a follower commits, on the next leader's word, entries that only the last one had."""
+def test_the_verified_index_does_not_carry_over_to_the_next_leader(simulate: Any, is_mutated: bool) -> None:
+    """Otherwise a follower commits, at the next leader's request, entries that only the previous one had."""
 
     async def scenario(members: Any) -> bool:
         _, follower, other = await started(members)
@@ -183,7 +185,7 @@ def test_what_one_leader_has_verified_is_nothing_to_the_next(simulate: Any, is_m
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_truncation_takes_back_nothing_that_was_acknowledged(simulate: Any, is_mutated: bool) -> None:
+def test_a_truncate_request_may_not_remove_an_acknowledged_entry(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         leader, follower, _ = await started(members)
         handler, state = members[follower].pusher.handler, members[follower].member_state
@@ -199,7 +201,7 @@ def test_a_truncation_takes_back_nothing_that_was_acknowledged(simulate: Any, is
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_lead_begins_without_knowing_what_others_have(simulate: Any, is_mutated: bool) -> None:
+def test_a_term_begins_without_watermarks_of_the_others(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         leader, follower, _ = await started(members)
         checker, term = members[leader].pusher.checker, members[leader].member_state.term
@@ -228,7 +230,7 @@ def test_a_member_whose_vote_is_lost_does_not_start(simulate: Any, is_mutated: b
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_damage_is_not_an_unfinished_write(simulate: Any, is_mutated: bool) -> None:
+def test_damage_is_not_taken_for_a_torn_write(simulate: Any, is_mutated: bool) -> None:
     """A member that starts with less than it has acknowledged could elect a leader that lacks it too."""
 
     async def scenario(members: Any) -> bool:
@@ -244,7 +246,7 @@ def test_damage_is_not_an_unfinished_write(simulate: Any, is_mutated: bool) -> N
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_what_takes_the_place_of_a_tail_is_not_durable_yet(simulate: Any, is_mutated: bool) -> None:
+def test_entries_that_replace_a_truncated_tail_are_not_durable_yet(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         await members.start("n1")
         member = members["n1"]
@@ -264,7 +266,7 @@ def test_what_takes_the_place_of_a_tail_is_not_durable_yet(simulate: Any, is_mut
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_checkpoint_names_nothing_that_a_power_cut_takes(simulate: Any, is_mutated: bool) -> None:
+def test_a_checkpoint_covers_only_durable_entries(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         _, victim, _ = await started(members)
         store = members[victim].store
@@ -288,7 +290,7 @@ def may_change(members: Any, leader: str, term: int) -> bool:
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_group_changes_only_once_its_leader_has_committed(simulate: Any, is_mutated: bool) -> None:
+def test_a_leader_may_change_the_group_only_after_its_own_commit(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
         return may_change(members, leader, members[leader].member_state.term + 1)
@@ -297,7 +299,7 @@ def test_a_group_changes_only_once_its_leader_has_committed(simulate: Any, is_mu
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_group_changes_by_one_at_a_time(simulate: Any, is_mutated: bool) -> None:
+def test_only_one_membership_change_may_be_pending(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         leader, *_ = await started(members)
         state, store = members[leader].member_state, members[leader].store
@@ -308,7 +310,7 @@ def test_a_group_changes_by_one_at_a_time(simulate: Any, is_mutated: bool) -> No
 
 
 @pytest.mark.parametrize("is_mutated", [False, True])
-def test_a_change_that_is_truncated_is_undone(simulate: Any, is_mutated: bool) -> None:
+def test_a_truncated_membership_change_is_undone(simulate: Any, is_mutated: bool) -> None:
     async def scenario(members: Any) -> bool:
         _, follower, _ = await started(members)
         known, index = members[follower].member_state.members, members[follower].store.ledger_end_index + 1
@@ -321,8 +323,8 @@ def test_a_change_that_is_truncated_is_undone(simulate: Any, is_mutated: bool) -
     assert simulate(scenario, server=mutated(group.truncated_members_stay, is_mutated)) is is_mutated
 
 
-def test_reads_work_with_each_way_to_confirm_them(simulate: Any) -> None:
-    """The scripts above look inside; a node without a mutant reads by leases and by asking."""
+def test_lease_and_read_index_reads_both_work_without_a_mutant(simulate: Any) -> None:
+    """The scripts above inspect internals; these reads go through the public interface."""
 
     async def scenario(members: Any) -> set[int]:
         leader, *_ = await started(members)

@@ -53,7 +53,7 @@ def tally_of(*results: VoteResult, term: int = 4, terms: tuple[int, ...] = (), m
         ([ACCEPT, ACCEPT, NOT_READY, SHORT, SHORT], VoteOutcome.REVOTE_IMMEDIATELY),
     ],
 )
-def test_outcomes(results: list[VoteResult], outcome: VoteOutcome) -> None:
+def test_the_answers_decide_the_outcome_of_a_round(results: list[VoteResult], outcome: VoteOutcome) -> None:
     assert tally_of(*results).outcome() is outcome
 
 
@@ -71,23 +71,23 @@ def test_a_round_ends_when_a_quorum_has_decided(results: list[VoteResult], decid
     assert tally_of(*results, members=3).is_decided is decided
 
 
-def test_a_greater_term_beats_everything() -> None:
+def test_a_greater_term_outweighs_a_quorum_of_votes() -> None:
     tally = tally_of(ACCEPT, ACCEPT, OLD_TERM, terms=(4, 4, 9))
     assert tally.outcome() is VoteOutcome.WAIT_TO_VOTE_NEXT
     assert tally.known_max_term == 9
 
 
-def test_silence_names_no_term() -> None:
+def test_a_missing_answer_names_no_term() -> None:
     assert tally_of(ACCEPT, SILENT, SILENT, terms=(4, 99, 99)).known_max_term == 4
 
 
-def test_waiting_for_a_leader_only_where_the_others_are_no_quorum() -> None:
+def test_has_leader_is_set_only_if_the_other_members_are_no_quorum() -> None:
     assert tally_of(ACCEPT, LEADER, SILENT).has_leader
     assert not tally_of(ACCEPT, LEADER, VOTED).has_leader
     assert not tally_of(ACCEPT, SILENT, SILENT).has_leader
 
 
-def test_decided_early() -> None:
+def test_a_round_of_five_may_be_decided_before_all_have_answered() -> None:
     assert not tally_of(ACCEPT, SHORT, members=5).is_decided
     assert tally_of(ACCEPT, ACCEPT, ACCEPT, members=5).is_decided
     assert tally_of(ACCEPT, NOT_READY, NOT_READY, members=5).is_decided

@@ -1,4 +1,4 @@
-"""How the log gets to the disk: groups, intervals, refusals, and stopping."""
+"""The log writer: groups, sync intervals, disk errors, and stopping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_asynchronous_flush_waits_for_pages_or_for_the_thorough_interval(bench: 
         bench.append(store, b"little")
         await asyncio.sleep(5.0)
         assert (store.acked_index, store.durable_index) == (0, -1)
-        assert store.writer.stalled_ms == 0, "what waits for its time does not wait for the disk"
+        assert store.writer.stalled_ms == 0, "an entry that waits for the sync interval is not stalled"
         bench.append(store, *[bytes(1000)] * 20)
         await asyncio.sleep(0.5)
         assert store.durable_index == 20
@@ -29,8 +29,8 @@ def test_asynchronous_flush_waits_for_pages_or_for_the_thorough_interval(bench: 
     bench(scenario, flush_mode="async", flush_interval_ms=500, flush_least_pages=4)
 
 
-def test_what_is_queued_in_the_turn_in_which_a_sync_is_due_is_written(bench: Any) -> None:
-    """One thing after the other: a sync beside a write would take its water mark away."""
+def test_entries_queued_in_the_turn_in_which_a_sync_is_due_are_written(bench: Any) -> None:
+    """One operation at a time: a sync during a write would overwrite `_writing_last`."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -40,7 +40,7 @@ def test_what_is_queued_in_the_turn_in_which_a_sync_is_due_is_written(bench: Any
             await asyncio.sleep(1)
             assert (store.acked_index, store.durable_index) == (2 * number, 2 * number - 1)
             bench.append(store, b"queued")
-            writer._time_is_up()  # as when the timer stands behind what was received
+            writer._time_is_up()  # as if the timer fired after the append in the same turn
             await asyncio.sleep(1)
             assert (store.acked_index, writer.pending_bytes) == (2 * number + 1, 0)
             await asyncio.sleep(10)
@@ -49,7 +49,7 @@ def test_what_is_queued_in_the_turn_in_which_a_sync_is_due_is_written(bench: Any
     bench(scenario, flush_mode="async", flush_interval_ms=500, flush_least_pages=4)
 
 
-def test_orderly_stop_syncs_what_an_asynchronous_flush_has_left(bench: Any) -> None:
+def test_an_orderly_stop_syncs_entries_that_were_only_written(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, b"first", b"second")
@@ -63,7 +63,7 @@ def test_orderly_stop_syncs_what_an_asynchronous_flush_has_left(bench: Any) -> N
     bench(scenario, flush_mode="async", flush_interval_ms=3_600_000, flush_thorough_interval_ms=3_600_000)
 
 
-def test_power_cut_takes_what_an_asynchronous_flush_has_not_reached(bench: Any) -> None:
+def test_a_power_cut_loses_written_entries_that_were_not_synced(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, b"first")
@@ -77,7 +77,7 @@ def test_power_cut_takes_what_an_asynchronous_flush_has_not_reached(bench: Any) 
     bench(scenario, flush_mode="async", flush_interval_ms=500)
 
 
-def test_disk_that_refuses_is_tried_again_and_reported(bench: Any) -> None:
+def test_a_write_that_the_disk_refuses_is_reported_and_retried(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, b"stored")
@@ -103,7 +103,7 @@ def test_disk_that_refuses_is_tried_again_and_reported(bench: Any) -> None:
 
 
 def test_closing_waits_for_a_write_that_is_under_way(bench: Any) -> None:
-    """The files may not be closed under it, however long the disk takes."""
+    """The files must not be closed during it, however long the disk takes."""
 
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -117,12 +117,12 @@ def test_closing_waits_for_a_write_that_is_under_way(bench: Any) -> None:
         assert not closing.done() and store.durable_index == 0
         bench.disk.heal()
         await closing
-        assert store.durable_index == 0, "nobody was told"
+        assert store.durable_index == 0, "a stopped writer reports no progress"
 
     bench(scenario)
 
 
-def test_what_is_queued_in_one_turn_goes_out_together(bench: Any) -> None:
+def test_appends_of_one_event_loop_turn_are_written_as_one_group(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, b"first")
@@ -137,7 +137,7 @@ def test_what_is_queued_in_one_turn_goes_out_together(bench: Any) -> None:
     bench(scenario)
 
 
-def test_the_writer_goes_on_after_an_error_of_its_own(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_continues_after_an_unexpected_error(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
 
@@ -158,7 +158,7 @@ def test_the_writer_goes_on_after_an_error_of_its_own(bench: Any, monkeypatch: p
     bench(scenario)
 
 
-def test_closing_ends_where_a_cut_is_cancelled_before_it_has_begun(bench: Any) -> None:
+def test_closing_ends_if_a_cut_is_cancelled_before_it_has_begun(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.append(store, b"stored")
@@ -174,7 +174,7 @@ def test_closing_ends_where_a_cut_is_cancelled_before_it_has_begun(bench: Any) -
     bench(scenario)
 
 
-def test_closing_with_a_dead_disk_ends(bench: Any) -> None:
+def test_closing_ends_although_the_disk_refuses_every_write(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
         bench.disk.fail("write")
@@ -190,8 +190,8 @@ def test_closing_with_a_dead_disk_ends(bench: Any) -> None:
 
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 @pytest.mark.parametrize("operation", ["write", "sync"])
-def test_closing_tries_once_more_what_the_disk_refused(bench: Any, operation: str, flush_mode: str) -> None:
-    """A full disk that has room again a moment before the stop: what was refused is not due yet. (Seed 18887 of five
+def test_closing_retries_once_what_the_disk_refused(bench: Any, operation: str, flush_mode: str) -> None:
+    """The disk recovers just before the stop, when the retry is not due yet. (Seed 18887 of five
     nodes under every fault: a leader ended without an entry that its followers had committed.)"""
 
     async def scenario(bench: Any) -> None:

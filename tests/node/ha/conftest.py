@@ -116,7 +116,7 @@ class HaGroup:
         return f'[classic]\nbroker_role = "{role}"\nbroker_id = {broker_id}'
 
     async def stop(self, name: str) -> None:
-        """An orderly end."""
+        """Stop a broker in an orderly way."""
         process = self.hosts[name].process
         assert process is not None
         self.hosts[name].terminate()
@@ -131,7 +131,7 @@ class HaGroup:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Drop the client as well: its connections lead nowhere, and no test is about how it notices that."""
+        """Drop the client too: its connections are dead, and no test is about how it notices that."""
         self.brokers.pop(name, None)
         self._client = None
 
@@ -160,7 +160,7 @@ class HaGroup:
         return host.process
 
     def on(self, name: str, call: Callable[[], T]) -> T:
-        """Call something as the process on a host."""
+        """Call `call` inside the process on a host."""
         context = copy_context()
         context.run(LANE.set, self._process(name))
         return context.run(call)
@@ -219,14 +219,14 @@ class HaGroup:
         route = await self.whole_route()
         return dict(route["brokerDatas"][0]["brokerAddrs"]) if route else {}
 
-    async def stranger(self, name: str = "n1", at: str = "clients") -> Stranger:
-        """A bare connection to a master's port for slaves."""
+    async def raw_peer(self, name: str = "n1", at: str = "clients") -> RawPeer:
+        """A raw connection to a master's port for slaves."""
         address = self.hosts[name].address
         reader, writer = await self.run(at, lambda: asyncio.open_connection(address, HA_PORT))
-        return Stranger(self, at, reader, writer)
+        return RawPeer(self, at, reader, writer)
 
     async def play_master(self, name: str = "n1") -> PlayedMaster:
-        """A master that a test plays by hand, at the address where slaves look for one."""
+        """A master that a test plays by hand, at the address that slaves dial."""
         played = PlayedMaster(self, name)
         address = self.hosts[name].address
         await self.run(name, lambda: asyncio.start_server(played.accepted, address, HA_PORT))
@@ -243,7 +243,7 @@ class HaGroup:
     # Conditions
 
     async def master(self, *among: str) -> str:
-        """Wait for a broker (among some) that takes messages; its name."""
+        """Wait for a broker (among some) that accepts messages; its name."""
 
         def masters() -> list[str]:
             return [name for name in among or self.names if name in self.brokers and self[name].store.is_master]
@@ -259,7 +259,7 @@ class HaGroup:
             await asyncio.sleep(every_s)
 
     async def following(self, *names: str) -> None:
-        """Wait until slaves have all that the master has, dispatched."""
+        """Wait until slaves have copied and dispatched the master's whole log."""
         master = next(name for name in self.brokers if self.brokers[name].store.is_master)
 
         def same() -> bool:
@@ -279,24 +279,24 @@ class HaGroup:
         return {path: bytes(disk.inode(path).cache) for path in disk.paths() if path.startswith("/data/commitlog/")}
 
     def lines(self, name: str) -> str:
-        """What a broker has logged."""
+        """The log lines of a broker."""
         return self.hosts[name].log.text()
 
 
-class Stranger:
+class RawPeer:
     """A peer that speaks the protocol of slaves, correctly or not."""
 
     def __init__(self, group: HaGroup, at: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._group, self._at, self._reader, self._writer = group, at, reader, writer
 
-    async def say(self, data: bytes) -> None:
+    async def send_bytes(self, data: bytes) -> None:
         async def write() -> None:
             self._writer.write(data)
 
         await self._group.run(self._at, write)
 
     async def report(self, position: int) -> None:
-        await self.say(struct.pack(">q", position))
+        await self.send_bytes(struct.pack(">q", position))
 
     async def frame(self) -> tuple[int, bytes] | None:
         """The next frame; None when the master has closed the connection."""
@@ -318,7 +318,7 @@ class Stranger:
 
 
 class PlayedMaster:
-    """A slave's newest connection, and its reports with their times of arrival."""
+    """A slave's newest connection to a played master, and its reports with their arrival times."""
 
     def __init__(self, group: HaGroup, name: str) -> None:
         self._group, self._name = group, name
@@ -350,7 +350,7 @@ class PlayedMaster:
 
 @pytest.fixture
 def ha() -> Callable[..., Any]:
-    """Run `scenario(group)` in simulation. With `roles`, those brokers are started and slaves waited for."""
+    """Run `scenario(group)` in simulation, with a broker for each role; slaves are waited for."""
 
     def run(
         scenario: Callable[[HaGroup], Awaitable[Any]],

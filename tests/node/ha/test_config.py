@@ -1,4 +1,4 @@
-"""The keys of classic HA, and everything that can be wrong with them."""
+"""The configuration keys of classic HA, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ name_servers = ["127.0.0.1:9876"]
 """
 
 
-def test_a_master_and_a_slave() -> None:
+def test_a_master_and_a_slave_configuration_are_parsed() -> None:
     master = parse_broker_config(BASE + 'broker_role = "SYNC_MASTER"\nflush_disk_type = "ASYNC_FLUSH"')
     assert master.ha is not None and master.ha.is_sync and not master.ha.is_slave
     assert (master.flush_mode, master.ha.broker_id, master.ha.fallbehind_max_bytes) == ("async", 0, 256 << 20)
@@ -38,20 +38,20 @@ def test_a_master_and_a_slave() -> None:
         ('ha_mismatch = "truncate"', "classic.ha_mismatch: 'truncate' is not one of refuse, heal"),
     ],
 )
-def test_what_is_wrong_is_named(keys: str, problem: str) -> None:
+def test_the_error_names_the_invalid_key_or_value(keys: str, problem: str) -> None:
     with pytest.raises(ConfigError, match="classic") as raised:
         parse_broker_config(BASE + keys)
     assert any(problem in line for line in raised.value.problems), raised.value.problems
 
 
-def test_keys_that_contradict_each_other() -> None:
+def test_contradictory_or_missing_keys_are_refused() -> None:
     with pytest.raises(ConfigError, match="leave one out"):
         parse_broker_config(BASE + 'flush_disk_type = "ASYNC_FLUSH"', ["flush_mode=sync"])
     with pytest.raises(ConfigError, match="is required where no name_servers say where the master is"):
         parse_broker_config(BASE + 'broker_role = "SLAVE"', ["name_servers=[]"])
 
 
-def test_where_to_dial() -> None:
+def test_dial_maps_addresses_and_refuses_an_invalid_one() -> None:
     config = parse_broker_config(BASE + '[dial]\n"10.0.0.1:10911" = "127.0.0.1:5000"')
     assert config.dial == {"10.0.0.1:10911": "127.0.0.1:5000"}
     with pytest.raises(ConfigError, match="dial"):

@@ -1,4 +1,4 @@
-"""Faults at random, one machine at a time: what a SYNC_MASTER has acknowledged survives each, and the death of any."""
+"""Random faults, one machine at a time: messages that a SYNC_MASTER acknowledged survive them, and its loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node.remoting import RemotingError
 
 
 class Senders:
-    """Messages without end to whoever is master; remembers what was acknowledged, and how."""
+    """Sends to the master continuously, and records which messages were acknowledged, and how."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -51,7 +51,7 @@ async def everything(group: Any, name: str) -> set[bytes]:
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed > 1 else []) for seed in range(1, 5)]
 )
-def test_a_sync_master_loses_nothing_acknowledged_to_a_single_failure(ha: Any, seed: int, flush: str) -> None:
+def test_no_message_acknowledged_by_a_sync_master_is_lost_in_single_failures(ha: Any, seed: int, flush: str) -> None:
     async def scenario(group: Any) -> None:
         rng = random.Random(f"ha-faults/{seed}/{flush}")
         senders = Senders(group)
@@ -59,7 +59,7 @@ def test_a_sync_master_loses_nothing_acknowledged_to_a_single_failure(ha: Any, s
             await asyncio.sleep(rng.uniform(0.2, 3))
             host = rng.choice(group.names)
             role = "SYNC_MASTER" if host == senders.master else "SLAVE"
-            # An asynchronous flush does not survive a power cut of the master that comes back: that is not promised.
+            # With an asynchronous flush, a master that restarts after a power cut may have lost messages.
             ends = ["kill", "stop", "cut", "pause", *(["power_fail"] if flush == "sync" or role == "SLAVE" else [])]
             end = rng.choice(ends)
             if end == "pause":
@@ -80,14 +80,14 @@ def test_a_sync_master_loses_nothing_acknowledged_to_a_single_failure(ha: Any, s
         await asyncio.sleep(1)
         await group.until(lambda: all(group.ledger(name).client.state == "FOLLOWING" for name in ("n2", "n3")))
         await asyncio.sleep(1)
-        group.power_fail("n1")  # for good
+        group.power_fail("n1")  # and never restarts
         await senders.stop()
         best = max(("n2", "n3"), key=lambda name: group.ledger(name).log.committed_position)
         await group.stop(best)
         await group.start(best, "SYNC_MASTER")
         found = await everything(group, best)
         assert len(senders.acked) > 50
-        assert senders.acked <= found, "acknowledged as being on two machines, one of which has died"
+        assert senders.acked <= found, "a message acknowledged by two machines must survive the loss of one"
         other = "n3" if best == "n2" else "n2"
         await group.until(lambda: group.ledger(other).client.master_address.startswith(group.hosts[best].address))
         await group.following(other)
@@ -98,14 +98,14 @@ def test_a_sync_master_loses_nothing_acknowledged_to_a_single_failure(ha: Any, s
 
 
 @pytest.mark.parametrize("role", ["ASYNC_MASTER", "DLEDGER"])
-def test_a_topic_whose_table_was_not_synced_by_name_is_durable_before_messages_are_taken(ha: Any, role: str) -> None:
-    """Gone with the next power cut it would leave messages behind that were acknowledged and that nobody can read."""
+def test_an_unsynced_topic_table_is_durable_before_the_topic_accepts_messages(ha: Any, role: str) -> None:
+    """Lost in the next power cut, it would leave acknowledged messages that cannot be read."""
     fields = {"topic": "new", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
 
     async def scenario(group: Any) -> None:
         assert await group.master() == "n1"
         assert (await group.send()).code == 0
-        await asyncio.sleep(15)  # a checkpoint: without one the next start writes into the directory by itself
+        await asyncio.sleep(15)  # a checkpoint: without one, the next start itself writes into the directory
         disk = group.hosts["n1"].disk
         before = disk.get("/data/topics.json")
         asked = asyncio.ensure_future(group.ask("n1", 17, fields))

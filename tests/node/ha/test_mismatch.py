@@ -1,4 +1,4 @@
-"""Logs that do not fit together: a slave reports it, and refuses or heals, however they diverged.
+"""Logs that do not match: a slave reports it, and refuses or heals, however they diverged.
 
 rocketmq#3388 (a slave outside the master's log silently gets nothing) and similar cases."""
 
@@ -35,7 +35,7 @@ class MemoryLog:
         return self.begin_position + len(self.data)
 
     def put(self, body: bytes, store_timestamp_ms: int) -> None:
-        """As a master does. Two masters' records for one place differ at least in when they were stored."""
+        """Append as a master. Two masters' records at one position differ at least in their store timestamps."""
         batch = batch_of_one(topic="t", queue_id=0, body=body)
         room = SEGMENT - self.end_position % SEGMENT
         if batch.sizes()[0] + 8 > room:
@@ -64,7 +64,7 @@ class MemoryLog:
 
 
 def stream(master: MemoryLog, request: int, sizes: list[int]) -> list[Frame]:
-    """What a master sends to a slave that asks for `request`, in frames of about these sizes, then a heartbeat."""
+    """What a master sends to a slave that requests `request`: frames of at most these sizes, then a heartbeat."""
     end = master.end_position
     at = request if request else max(master.begin_position, end - end % SEGMENT)
     if not master.begin_position <= at <= end:
@@ -85,7 +85,7 @@ bodies = st.lists(st.binary(max_size=60) | st.just(b"same"), max_size=25)
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4), compared=st.sampled_from([1, 40, 200, 5000]),
 )  # fmt: skip
 @settings(max_examples=200)
-def test_a_slave_that_heals_ends_with_the_master_s_log_and_gives_up_no_more_than_it_must(
+def test_a_healing_slave_ends_with_the_masters_log_and_drops_no_more_than_needed(
     common: list[bytes], masters: list[bytes], slaves: list[bytes], expired: int, sizes: list[int], compared: int
 ) -> None:
     master, slave = MemoryLog(), MemoryLog()
@@ -134,12 +134,12 @@ def test_a_slave_that_heals_ends_with_the_master_s_log_and_gives_up_no_more_than
 
 
 def diverge(group: Any, slave_also: bool = True) -> Any:
-    """The master loses its tail in a power cut, which the slave has; then, maybe, takes other messages."""
+    """The master loses in a power cut a tail that the slave has; with `slave_also` it then stores other messages."""
 
     async def run() -> tuple[list[bytes], list[bytes]]:
         kept = await group.fill(150)
         await group.following("n2")
-        await asyncio.sleep(15)  # the thorough flush: so much is on the master's disk
+        await asyncio.sleep(15)  # the thorough flush: these are on the master's disk
         while True:  # a power cut need not take what was not synced: until one does
             last = await group.fill(1, mark=b"lost ")
             await group.following("n2")
@@ -159,7 +159,7 @@ LOSES = ("flush_mode=async", "flush_least_pages=100000", "slave_read_enable=true
 
 
 @pytest.mark.parametrize("slave_also", [False, True])
-def test_a_slave_with_more_than_the_master_refuses_and_says_so(ha: Any, slave_also: bool) -> None:
+def test_a_slave_ahead_of_its_master_refuses_to_follow_and_reports_why(ha: Any, slave_also: bool) -> None:
     async def scenario(group: Any) -> None:
         await diverge(group, slave_also)
         held = group.content("n2")
@@ -169,15 +169,15 @@ def test_a_slave_with_more_than_the_master_refuses_and_says_so(ha: Any, slave_al
         assert 'set ha_mismatch = "heal"' in group.lines("n2")
         await group.fill(20, mark=b"later ")
         await asyncio.sleep(30)
-        assert group.content("n2") == held, "nothing is written and nothing given up"
+        assert group.content("n2") == held, "a refusing slave must not change its log"
         assert group.ledger("n2").client.state == "REFUSING"
 
     ha(scenario, *LOSES)
 
 
 @pytest.mark.parametrize("before", ["n1", "both"])
-def test_a_slave_keeps_its_tables_from_a_master_whose_copy_it_is_not(ha: Any, before: str) -> None:
-    """A master that comes back with an empty disk: the slave has the only messages, and what says how to read them."""
+def test_a_refusing_slave_keeps_its_own_tables(ha: Any, before: str) -> None:
+    """A master restarts with an empty disk: the slave has the only messages, and the tables needed to read them."""
     topic = {"topic": "made", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     place = {"consumerGroup": "g", "topic": "made", "queueId": 0}
 
@@ -208,7 +208,7 @@ def test_a_slave_keeps_its_tables_from_a_master_whose_copy_it_is_not(ha: Any, be
 
 
 @pytest.mark.parametrize("slave_also", [False, True])
-def test_a_slave_that_may_heal_gives_up_what_the_master_lost(ha: Any, slave_also: bool) -> None:
+def test_a_healing_slave_drops_what_the_master_lost(ha: Any, slave_also: bool) -> None:
     async def scenario(group: Any) -> None:
         kept, more = await diverge(group, slave_also)
         more += await group.fill(20, mark=b"later ")
@@ -225,8 +225,8 @@ def test_a_slave_that_may_heal_gives_up_what_the_master_lost(ha: Any, slave_also
     ha(scenario, *LOSES, HEAL)
 
 
-def test_a_slave_that_begins_anew_and_had_removed_files_itself_numbers_as_the_master_does(ha: Any) -> None:
-    """It has a table of where its queues ended when its own files went; the master's have gone on much further."""
+def test_a_slave_that_expired_files_numbers_queues_as_the_master_after_a_reset(ha: Any) -> None:
+    """Its table holds the ends of its queues when its own files expired; the master's queues have grown since."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(500)
@@ -250,8 +250,8 @@ def test_a_slave_that_begins_anew_and_had_removed_files_itself_numbers_as_the_ma
 
 
 @pytest.mark.parametrize("heals", [False, True])
-def test_a_slave_older_than_the_master_s_log_refuses_or_begins_anew(ha: Any, heals: bool) -> None:
-    """The case of rocketmq#3388: the slave was away until the master had removed what it would need next."""
+def test_a_slave_that_ends_before_the_masters_log_begins_refuses_or_starts_over(ha: Any, heals: bool) -> None:
+    """The case of rocketmq#3388: the master removed what the slave needs next while the slave was away."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(30)
@@ -266,7 +266,7 @@ def test_a_slave_older_than_the_master_s_log_refuses_or_begins_anew(ha: Any, hea
             assert "behind the end of this one" in (await group.table("n2"))["haTrouble"]
             assert "refused" in group.lines("n1")
             reply = await group.send(b"x")
-            assert reply.code == 11, "the sender of a SYNC_MASTER hears of it"
+            assert reply.code == 11, "a SYNC_MASTER reports it to the sender"
             return
         await group.following("n2")
         assert group.ledger("n2").log.begin_position > 0
@@ -278,10 +278,8 @@ def test_a_slave_older_than_the_master_s_log_refuses_or_begins_anew(ha: Any, hea
 
 
 @pytest.mark.parametrize("heals", [False, True])
-def test_a_slave_with_more_than_a_new_master_that_began_with_the_last_file_follows_and_keeps_it(
-    ha: Any, heals: bool
-) -> None:
-    """What it asks for to compare begins before the master's log; what both have is all the same."""
+def test_a_slave_whose_log_begins_before_its_new_masters_follows_and_keeps_it(ha: Any, heals: bool) -> None:
+    """Its comparison starts before the begin of the master's log; the common part is identical."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(160)
@@ -304,8 +302,8 @@ def test_a_slave_with_more_than_a_new_master_that_began_with_the_last_file_follo
     ha(scenario, "slave_read_enable=true", *([HEAL] if heals else []), size=3)
 
 
-def test_a_former_master_comes_back_as_a_slave(ha: Any) -> None:
-    """Its messages that no slave had are given up when it may heal; everybody ends with the same log."""
+def test_a_former_master_that_heals_rejoins_as_a_slave(ha: Any) -> None:
+    """It drops the messages that no slave had; both brokers end with the same log."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(100)
@@ -325,9 +323,7 @@ def test_a_former_master_comes_back_as_a_slave(ha: Any) -> None:
     ha(scenario, "slave_read_enable=true")
 
 
-def test_a_slave_of_nobody_s_log_keeps_its_own_unless_told(ha: Any) -> None:
-    """Two logs without a common beginning."""
-
+def test_a_slave_with_an_unrelated_log_keeps_it_unless_it_may_heal(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start("n2", "ASYNC_MASTER", "name_servers=[]")
         await group.fill(30, at="n2", mark=b"a ")
@@ -345,7 +341,7 @@ def test_a_slave_of_nobody_s_log_keeps_its_own_unless_told(ha: Any) -> None:
     ha(scenario, "slave_read_enable=true", roles=())
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_copying(ha: Any) -> None:
+def test_a_slave_continues_copying_after_an_unexpected_error(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(3)
         await group.following("n2")
@@ -369,8 +365,8 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_copying(ha: Any) -> None:
     ha(scenario, HEAL)
 
 
-def test_nothing_is_added_to_a_log_whose_queues_did_not_follow_its_cut(ha: Any) -> None:
-    """Once it is as long as it was, nothing would tell that the queues are those of the former log."""
+def test_a_slave_appends_nothing_after_a_cut_until_its_queues_are_discarded(ha: Any) -> None:
+    """Once the log is as long as before, nothing would show that the queues belong to the old one."""
 
     async def scenario(group: Any) -> None:
         await group.fill(30)

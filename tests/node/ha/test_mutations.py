@@ -27,7 +27,7 @@ def any_offset_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HAConnection, "_reported", reported)
 
 
-def asking_is_having(patch: pytest.MonkeyPatch) -> None:
+def request_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """A slave's first report releases messages."""
     requested = HAConnection._requested
 
@@ -39,7 +39,7 @@ def asking_is_having(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_comparison(patch: pytest.MonkeyPatch) -> None:
-    """A slave asks for the position behind its end and writes what comes."""
+    """A slave requests the position after its end and writes whatever arrives."""
     original = Replica.__init__
 
     def init(self: Any, log: Any, *, compare_bytes: int = 0) -> None:
@@ -92,27 +92,30 @@ def offsets_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_slave_is_ok(patch: pytest.MonkeyPatch) -> None:
-    """A SYNC_MASTER waits for slaves that are not there."""
+    """A SYNC_MASTER waits for slaves that are not connected."""
     patch.setattr(HAService, "is_slave_ok", lambda self, position: True)
 
 
 MUTATIONS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str, Mapping[str, Any]]] = {
-    "any-offset": (any_offset_counts, "transfer", "a_bogus_offset_releases_nobody", {"bogus": 1 << 40}),
-    "asking": (asking_is_having, "transfer", "what_a_slave_asks_for_is_not_what_it_has", {}),
-    "no-comparison": (no_comparison, "mismatch", "a_former_master_comes_back_as_a_slave", {}),
-    "unsafe-report": (unsafe_report, "transfer", "a_slave_says_nothing_of_what_is_not_on_its_disk", {}),
+    "any-offset": (any_offset_counts, "transfer", "a_bogus_offset_releases_no_waiting_send", {"bogus": 1 << 40}),
+    "asking": (request_acknowledges, "transfer", "a_slaves_request_acknowledges_nothing", {}),
+    "no-comparison": (no_comparison, "mismatch", "a_former_master_that_heals_rejoins_as_a_slave", {}),
+    "unsafe-report": (unsafe_report, "transfer", "a_slave_does_not_report_what_is_not_durable", {}),
     "out-of-range": (
-        silent_out_of_range, "mismatch", "a_slave_older_than_the_master_s_log_refuses_or_begins_anew", {"heals": False},
+        silent_out_of_range, "mismatch", "a_slave_that_ends_before_the_masters_log_begins_refuses_or_starts_over",
+        {"heals": False},
     ),
-    "unchecked": (records_unchecked, "protocol", "a_slave_writes_nothing_that_does_not_follow", {"wrong": "damaged"}),
-    "no-housekeeping": (no_housekeeping, "protocol", "both_ends_give_a_silent_connection_up", {}),
-    "forgotten": (offsets_forgotten, "reading", "a_master_that_comes_back_learns_how_far_consumers_got", {}),
-    "any-slave": (any_slave_is_ok, "transfer", "without_a_slave_messages_are_stored_and_the_sender_told", {}),
+    "unchecked": (
+        records_unchecked, "protocol", "a_slave_writes_only_records_that_continue_its_log", {"wrong": "damaged"},
+    ),
+    "no-housekeeping": (no_housekeeping, "protocol", "both_ends_close_a_silent_connection", {}),
+    "forgotten": (offsets_forgotten, "reading", "a_restarted_master_learns_the_offsets_committed_at_the_slave", {}),
+    "any-slave": (any_slave_is_ok, "transfer", "without_a_slave_a_message_is_stored_and_answered_as_not_available", {}),
 }  # fmt: skip
 
 
 def scenario(file: str, name: str) -> Callable[..., None]:
-    """A test of this directory."""
+    """Load a test function of this directory."""
     path = Path(__file__).with_name(f"test_{file}.py")
     spec = importlib.util.spec_from_file_location(f"mutated_{file}", path)
     assert spec is not None and spec.loader is not None

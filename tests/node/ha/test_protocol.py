@@ -1,6 +1,6 @@
 """The protocol on the wire, from either side: what is sent when, and what happens to a peer that violates it.
 
-Times are those of the simulation, so they can be asserted."""
+Times are virtual, so tests can assert them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from node.ha.frames import Frame, FrameError, FrameReader, ReportReader, encode_report
 
-CLIENT_ROW = (
+CLIENT_MECHANISM = (
     "HAClient: 8 B offset at once when advanced, else every 5 s (R: so first report ≤5 s after connect);"
     " connect retry 5 s"
 )
-WRITE_ROW = (
+WRITE_MECHANISM = (
     "Write: 12 B header (offset8,size4)+body ≤32 KB; request 0 → start of master's last file;"
     " heartbeat size 0 every 5 s"
 )
-READ_ROW = "HAConnection read: newest whole 8-byte report; first = slaveRequestOffset; wakes waiters"
+READ_MECHANISM = "HAConnection read: newest whole 8-byte report; first = slaveRequestOffset; wakes waiters"
 MASTER = ("ASYNC_MASTER",)
 TO_N1 = "classic.ha_master_address=10.0.0.1:10912"
 
@@ -54,7 +54,7 @@ def test_frames_survive_any_fragmentation(frames: list[tuple[int, bytes]], cuts:
 
 
 @pytest.mark.parametrize("head", [(-1, 5), (0, -1), (0, 1 << 30)])
-def test_what_is_no_frame_is_told(head: tuple[int, int]) -> None:
+def test_an_invalid_frame_head_is_refused(head: tuple[int, int]) -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(struct.pack(">qi", *head))
 
@@ -63,63 +63,63 @@ def test_what_is_no_frame_is_told(head: tuple[int, int]) -> None:
 def test_connections_are_counted_and_removed(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         service = group.ledger("n1").service
-        strangers = [await group.stranger() for _ in range(3)]
+        peers = [await group.raw_peer() for _ in range(3)]
         await group.until(lambda: service.connection_count == 3)
-        await strangers[0].close()
+        await peers[0].close()
         await group.until(lambda: service.connection_count == 2)
         assert (await group.table("n1"))["haConnections"] == "2"
         await group.stop("n1")
-        assert await strangers[1].frame() is None
+        assert await peers[1].frame() is None
 
     ha(scenario, roles=MASTER)
 
 
-def test_a_master_takes_no_more_slaves_than_it_has_room_for(ha: Any, monkeypatch: Any) -> None:
+def test_a_master_closes_connections_above_the_limit_on_slaves(ha: Any, monkeypatch: Any) -> None:
     from node.ha import service as module
 
     monkeypatch.setattr(module, "MAX_SLAVES", 2)
 
     async def scenario(group: Any) -> None:
-        kept = [await group.stranger() for _ in range(2)]
-        assert await (await group.stranger()).frame() is None
+        kept = [await group.raw_peer() for _ in range(2)]
+        assert await (await group.raw_peer()).frame() is None
         await kept[0].report(0)
         assert (await kept[0].frame()) == (0, b"")
 
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.mechanism(READ_ROW)
-def test_the_first_report_is_where_to_begin_and_may_come_in_pieces(ha: Any) -> None:
+@pytest.mark.mechanism(READ_MECHANISM)
+def test_the_first_report_is_the_start_position_and_may_arrive_in_pieces(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(20)
         log = group.ledger("n1").log
-        stranger = await group.stranger()
+        peer = await group.raw_peer()
         wanted = struct.pack(">q", 1000)
         for at in range(8):
-            await stranger.say(wanted[at : at + 1])
+            await peer.send_bytes(wanted[at : at + 1])
             await asyncio.sleep(0.1)
             assert group.ledger("n1").service.slaves()[0]["sent"] == (-1 if at < 7 else log.end_position)
-        position, body = await stranger.frame()
+        position, body = await peer.frame()
         assert position == 1000 and body == log.read_range(1000, len(body))
         connection = next(iter(group.ledger("n1").service._connections))
-        await stranger.say(struct.pack(">qq", 1500, 2000) + struct.pack(">q", 3000)[:5])
+        await peer.send_bytes(struct.pack(">qq", 1500, 2000) + struct.pack(">q", 3000)[:5])
         await group.until(lambda: connection.ack_position == 2000)
-        await stranger.say(struct.pack(">q", 3000)[5:])
+        await peer.send_bytes(struct.pack(">q", 3000)[5:])
         await group.until(lambda: connection.ack_position == 3000)
 
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.mechanism(WRITE_ROW)
-def test_the_log_goes_out_in_frames_and_heartbeats_fill_the_silence(ha: Any) -> None:
+@pytest.mark.mechanism(WRITE_MECHANISM)
+def test_a_master_sends_its_log_in_frames_and_heartbeats_while_idle(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(250)
         log = group.ledger("n1").log
-        stranger = await group.stranger()
-        await stranger.report(1)
+        peer = await group.raw_peer()
+        await peer.report(1)
         position, sizes = 1, []
         while position < log.end_position:
-            frame = await stranger.frame()
+            frame = await peer.frame()
             assert frame is not None and frame[0] == position
             assert frame[1] == log.read_range(position, len(frame[1]))
             sizes.append(len(frame[1]))
@@ -128,21 +128,21 @@ def test_the_log_goes_out_in_frames_and_heartbeats_fill_the_silence(ha: Any) -> 
         began_s = group.loop.time()
         times = []
         for _ in range(3):
-            assert await stranger.frame() == (position, b"")
+            assert await peer.frame() == (position, b"")
             times.append(group.loop.time() - began_s)
-            await stranger.report(position)
+            await peer.report(position)
         assert near(times, 5, 10, 15)
 
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.mechanism(WRITE_ROW)
-def test_who_has_nothing_gets_the_last_file(ha: Any) -> None:
+@pytest.mark.mechanism(WRITE_MECHANISM)
+def test_a_slave_without_a_log_gets_the_masters_last_file(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(400)
-        stranger = await group.stranger()
-        await stranger.report(0)
-        position, _ = await stranger.frame()
+        peer = await group.raw_peer()
+        await peer.report(0)
+        position, _ = await peer.frame()
         end = group.ledger("n1").log.end_position
         assert position == end - end % 65536 > 0
 
@@ -150,22 +150,22 @@ def test_who_has_nothing_gets_the_last_file(ha: Any) -> None:
 
 
 @pytest.mark.mechanism("Wake on put; 100 ms idle wait")
-def test_a_message_goes_out_as_soon_as_it_is_safe(ha: Any) -> None:
+def test_a_message_is_sent_to_slaves_as_soon_as_it_is_durable(ha: Any) -> None:
     async def scenario(group: Any) -> None:
-        stranger = await group.stranger()
-        await stranger.report(0)
-        assert await stranger.frame() == (0, b"")
+        peer = await group.raw_peer()
+        await peer.report(0)
+        assert await peer.frame() == (0, b"")
         await asyncio.sleep(1)
         await group.send(b"news")
         answered_s = group.loop.time()
-        position, body = await stranger.frame()
+        position, body = await peer.frame()
         assert position == 0 and b"news" in body and group.loop.time() - answered_s < 0.05
 
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.mechanism(CLIENT_ROW)
-def test_a_slave_reports_at_once_when_it_has_more_and_else_every_five_seconds(ha: Any) -> None:
+@pytest.mark.mechanism(CLIENT_MECHANISM)
+def test_a_slave_reports_progress_at_once_and_otherwise_every_five_seconds(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         record = await _one_record(group)
         played = await group.play_master()
@@ -193,8 +193,8 @@ def test_a_slave_reports_at_once_when_it_has_more_and_else_every_five_seconds(ha
     ha(scenario, roles=())
 
 
-@pytest.mark.mechanism(CLIENT_ROW)
-def test_a_slave_dials_again_every_five_seconds(ha: Any) -> None:
+@pytest.mark.mechanism(CLIENT_MECHANISM)
+def test_a_slave_reconnects_every_five_seconds(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         played = await group.play_master()
         await group.start("n2", "SLAVE", TO_N1)
@@ -210,19 +210,19 @@ def test_a_slave_dials_again_every_five_seconds(ha: Any) -> None:
     ha(scenario, roles=())
 
 
-def test_a_slave_that_dials_the_old_master_leaves_him_for_the_new_one(ha: Any, monkeypatch: Any) -> None:
+def test_a_slave_told_of_a_new_master_while_dialling_the_old_one_switches(ha: Any, monkeypatch: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start("n2", "SLAVE", TO_N1)
         client = group.ledger("n2").client
         old, new = [await group.play_master(name) for name in ("n1", "n3")]
         dial = group.loop.create_connection
 
-        async def told_meanwhile(protocol: Any, host: str, port: int) -> Any:
+        async def switch_meanwhile(protocol: Any, host: str, port: int) -> Any:
             if host == "10.0.0.1":
                 client.set_master("10.0.0.3:10912")
             return await dial(protocol, host, port)
 
-        monkeypatch.setattr(group.loop, "create_connection", told_meanwhile)
+        monkeypatch.setattr(group.loop, "create_connection", switch_meanwhile)
         await group.until(lambda: bool(new.reports))
         await group.until(lambda: len(old.closed_s) == len(old.connected_s))
         assert near(new.connected_s, old.connected_s[0]) and client.state == "FOLLOWING"
@@ -230,8 +230,8 @@ def test_a_slave_that_dials_the_old_master_leaves_him_for_the_new_one(ha: Any, m
     ha(scenario, roles=(), size=3)
 
 
-def test_where_the_old_master_s_log_begins_says_nothing_of_the_new_one_s(ha: Any, monkeypatch: Any) -> None:
-    """The slave hears of the new master after the old one has refused, and before it asks the old one again."""
+def test_the_begin_of_the_old_masters_log_is_not_assumed_for_the_new_master(ha: Any, monkeypatch: Any) -> None:
+    """The slave learns of the new master after the old one has refused, and before it asks the old one again."""
 
     async def scenario(group: Any) -> None:
         await group.start("n1", "ASYNC_MASTER")
@@ -247,24 +247,24 @@ def test_where_the_old_master_s_log_begins_says_nothing_of_the_new_one_s(ha: Any
         await group.until(lambda: bool(old.reports))
         settle = client._settle
 
-        async def told_meanwhile() -> None:
+        async def switch_meanwhile() -> None:
             client.set_master("10.0.0.3:10912")
             await settle()
 
-        monkeypatch.setattr(client, "_settle", told_meanwhile)
-        await old.send(end - 1)  # its log begins there
+        monkeypatch.setattr(client, "_settle", switch_meanwhile)
+        await old.send(end - 1)  # the old master's log begins there
         await group.until(lambda: bool(new.reports))
         assert [position for _, position in new.reports] == [old.reports[0][1]] == [1]
 
     ha(scenario, roles=(), size=3)
 
 
-def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
-    """To a slave that compares it would say that the master's log ends there."""
+def test_no_heartbeat_is_sent_before_the_requested_data(ha: Any) -> None:
+    """A slave that compares would take it for the end of the master's log."""
 
     async def scenario(group: Any) -> None:
         await group.fill(3)
-        stranger = await group.stranger()
+        peer = await group.raw_peer()
         service = group.ledger("n1").service
         await group.until(lambda: service.connection_count == 2)
         connection = list(service._connections)[-1]
@@ -275,14 +275,14 @@ def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
             connection._tick()
 
         group.on("n1", ask_as_a_heartbeat_is_due)
-        position, body = await stranger.frame()
+        position, body = await peer.frame()
         assert position == 1 and body
 
     ha(scenario)
 
 
 @pytest.mark.mechanism("Housekeeping 20 s, both ends")
-def test_both_ends_give_a_silent_connection_up(ha: Any) -> None:
+def test_both_ends_close_a_silent_connection(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         service, client = group.ledger("n1").service, group.ledger("n2").client
         await group.until(lambda: service.connection_count == 1)
@@ -300,26 +300,26 @@ def test_both_ends_give_a_silent_connection_up(ha: Any) -> None:
 
 
 @pytest.mark.mechanism("Housekeeping 20 s, both ends")
-def test_a_stranger_that_says_nothing_is_sent_away(ha: Any) -> None:
+def test_a_master_closes_a_connection_that_sends_nothing(ha: Any) -> None:
     async def scenario(group: Any) -> None:
-        stranger = await group.stranger()
+        peer = await group.raw_peer()
         began_s = group.loop.time()
-        assert await stranger.frame() is None
+        assert await peer.frame() is None
         assert near([group.loop.time() - began_s], 20)
 
     ha(scenario, roles=MASTER)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", bytes(8), struct.pack(">qq", 0, 1 << 40)])
-def test_strangers_do_not_fill_the_master_s_log(ha: Any, said: bytes) -> None:
-    """Each of their connections has another port."""
+def test_invalid_connections_do_not_flood_the_masters_log_lines(ha: Any, said: bytes) -> None:
+    """Each connection comes from another port."""
 
     async def scenario(group: Any) -> None:
         before = len(group.lines("n1").splitlines())
         for _ in range(50):
-            stranger = await group.stranger()
-            await stranger.say(said)
-            group.on("clients", stranger._writer.close)
+            peer = await group.raw_peer()
+            await peer.send_bytes(said)
+            group.on("clients", peer._writer.close)
             await asyncio.sleep(0.1)
         assert group.ledger("n1").service.accepted_total >= 50
         assert len(group.lines("n1").splitlines()) - before <= 3
@@ -329,7 +329,7 @@ def test_strangers_do_not_fill_the_master_s_log(ha: Any, said: bytes) -> None:
 
 @pytest.mark.mechanism("Offset mismatch → slave drops link")
 @pytest.mark.parametrize("wrong", ["ahead", "behind", "damaged", "elsewhere"])
-def test_a_slave_writes_nothing_that_does_not_follow(ha: Any, wrong: str) -> None:
+def test_a_slave_writes_only_records_that_continue_its_log(ha: Any, wrong: str) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(10)
         log = group.ledger("n1").log
@@ -357,5 +357,5 @@ def test_a_slave_writes_nothing_that_does_not_follow(ha: Any, wrong: str) -> Non
 
 
 def _flip(record: bytes) -> bytes:
-    """The record with one bit of its body wrong."""
+    """The record with one bit of its body flipped."""
     return record[:89] + bytes([record[89] ^ 1]) + record[90:]

@@ -1,5 +1,5 @@
-"""Consumers and slaves: reading goes on while the master is away, what was consumed is not forgotten, and consumers
-far behind are sent to a slave."""
+"""Consumers and slaves: consumption continues while the master is down, consumer offsets survive, and consumers far
+behind are redirected to a slave."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Consumer:
 
 
 @pytest.mark.mechanism("Master down → read slave")
-def test_consumption_goes_on_without_the_master_and_writing_does_not(ha: Any) -> None:
+def test_consumption_continues_without_the_master_but_sends_are_refused(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         consumer = Consumer(group, "c1")
         consumer.may_handle.clear()
@@ -66,13 +66,13 @@ def test_consumption_goes_on_without_the_master_and_writing_does_not(ha: Any) ->
         await group.start("n1", "SYNC_MASTER")
         bodies += await group.fill(20, mark=b"again ")
         await group.until(lambda: set(consumer.got) == set(bodies))
-        assert len(consumer.got) == len(bodies), "nothing came twice to a consumer that stayed"
+        assert len(consumer.got) == len(bodies), "a consumer that stays gets no message twice"
         await consumer.stop()
 
     ha(scenario, READS, roles=("SYNC_MASTER", "SLAVE"))
 
 
-def test_a_consumer_that_begins_without_the_master_begins_where_the_group_was(ha: Any) -> None:
+def test_a_consumer_started_without_the_master_resumes_at_the_groups_offset(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         first = Consumer(group, "c1")
         await first.start()
@@ -93,7 +93,7 @@ def test_a_consumer_that_begins_without_the_master_begins_where_the_group_was(ha
     ha(scenario, READS)
 
 
-def test_a_master_that_comes_back_learns_how_far_consumers_got(ha: Any) -> None:
+def test_a_restarted_master_learns_the_offsets_committed_at_the_slave(ha: Any) -> None:
     """rocketmq#1094: everything that was consumed at the slave was consumed again."""
 
     async def scenario(group: Any) -> None:
@@ -122,13 +122,13 @@ def test_a_master_that_comes_back_learns_how_far_consumers_got(ha: Any) -> None:
                 break
             await asyncio.sleep(1)
         assert await known() == "40"
-        assert len(later.got) == 30, "nothing came twice"
+        assert len(later.got) == 30, "no message is delivered twice"
 
     ha(scenario, READS)
 
 
-def test_an_offset_that_the_master_was_told_otherwise_is_not_given_back(ha: Any) -> None:
-    """Only what clients said here, while they read here, goes back: an operator may have set an offset back."""
+def test_a_slave_does_not_give_back_offsets_that_it_copied_from_the_master(ha: Any) -> None:
+    """Only offsets that clients committed at the slave go back: an operator may have reset one at the master."""
 
     async def scenario(group: Any) -> None:
         await group.fill(10)
@@ -145,7 +145,7 @@ def test_an_offset_that_the_master_was_told_otherwise_is_not_given_back(ha: Any)
 
 
 def shrink_memory(group: Any) -> None:
-    """40 % of a machine's memory is more than any test writes."""
+    """Pretend that the brokers have little memory: 40 % of a machine's is more than any test writes."""
     for broker in group.brokers.values():
         broker._memory._size_bytes = 5000
 
@@ -155,7 +155,7 @@ def pull(offset: int) -> dict[str, Any]:
 
 
 @pytest.mark.mechanism("Slave redirect on backlog")
-def test_who_is_far_behind_is_sent_to_a_slave(ha: Any) -> None:
+def test_a_consumer_far_behind_is_redirected_to_a_slave(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(100)
         await group.following("n2")
@@ -168,7 +168,7 @@ def test_who_is_far_behind_is_sent_to_a_slave(ha: Any) -> None:
 
 
 @pytest.mark.mechanism("Slave redirect on backlog")
-def test_without_slave_reads_nobody_is_sent_away(ha: Any) -> None:
+def test_without_slave_reads_no_consumer_is_redirected(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(100)
         shrink_memory(group)
@@ -180,7 +180,7 @@ def test_without_slave_reads_nobody_is_sent_away(ha: Any) -> None:
 
 
 @pytest.mark.mechanism("Backlog questions: capacity=disk; sends unaffected when a slave serves old reads")
-def test_a_cold_consumer_reads_from_the_slave_and_leaves_the_master_alone(ha: Any) -> None:
+def test_a_consumer_far_behind_reads_mostly_from_the_slave(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(300)
         await group.following("n2")
@@ -198,8 +198,8 @@ def test_a_cold_consumer_reads_from_the_slave_and_leaves_the_master_alone(ha: An
 
 
 @pytest.mark.parametrize("slave", ["alive", "alone at first"])
-def test_a_slave_that_began_with_the_last_file_makes_nobody_skip_what_it_lacks(ha: Any, slave: str) -> None:
-    """The master sends who is far behind to it; it has the newest messages only."""
+def test_a_consumer_skips_no_message_that_the_slave_lacks(ha: Any, slave: str) -> None:
+    """The master redirects consumers far behind to a slave that has the newest messages only."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(600)

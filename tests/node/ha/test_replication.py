@@ -1,4 +1,4 @@
-"""A slave's log becomes, and stays, the master's: byte for byte, through restarts, cuts and a slave that was away."""
+"""A slave's log becomes, and stays, a byte-for-byte copy of the master's, through restarts and cuts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST_FILE = (
 
 @pytest.mark.mechanism("Only commitlog copied")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_slave_has_the_same_log_and_makes_queues_and_index_of_it(ha: Any, mode: str) -> None:
+def test_a_slave_copies_the_log_and_builds_its_queues_and_index_from_it(ha: Any, mode: str) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(200)
         await group.send(b"found", i="KEYS\x01k\x02")
@@ -59,7 +59,7 @@ def test_a_slave_that_was_away_catches_up(ha: Any, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "power_fail"])
-def test_the_master_comes_back_and_its_slaves_with_it(ha: Any, end: str) -> None:
+def test_slaves_follow_a_master_again_after_its_restart(ha: Any, end: str) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(40)
         if end == "stop":
@@ -75,13 +75,13 @@ def test_the_master_comes_back_and_its_slaves_with_it(ha: Any, end: str) -> None
 
 
 @pytest.mark.mechanism(LAST_FILE)
-def test_an_empty_slave_begins_with_the_master_s_last_file(ha: Any) -> None:
+def test_an_empty_slave_begins_with_the_masters_last_file(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(400)
         await group.start("n2", "SLAVE")
         await group.following("n2")
         master, slave = group.content("n1"), group.content("n2")
-        assert len(master) > 2 and slave == dict([max(master.items())]), "older files stay away, by design"
+        assert len(master) > 2 and slave == dict([max(master.items())]), "older files are not copied, by design"
         low = int((await group.ask("n2", 31, {"topic": "t", "queueId": 0})).ext_fields["offset"])
         assert 0 < low < len(bodies)
         reply = await group.ask("n2", 11, {"topic": "t", "queueId": 0, "queueOffset": 0})
@@ -97,8 +97,8 @@ def test_an_empty_slave_begins_with_the_master_s_last_file(ha: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_an_empty_slave_that_is_promoted_numbers_queues_on_that_it_has_no_message_of(ha: Any, end: str) -> None:
-    """Delayed messages too: those that get numbers which the log says were delivered would never be."""
+def test_a_promoted_slave_continues_the_offsets_of_queues_whose_messages_it_lacks(ha: Any, end: str) -> None:
+    """Delayed messages too: one with the offset of a delivered message would never be delivered."""
 
     async def scenario(group: Any) -> None:
         for number in range(3):
@@ -133,8 +133,8 @@ POP = {
 }  # fmt: skip
 
 
-async def _promoted_goes_on(group: Any) -> None:
-    """The slave, made the master, numbers on behind three messages that were popped and three that were delayed."""
+async def _promote_and_check_offsets(group: Any) -> None:
+    """Promote the slave: its offsets continue after three popped and three delayed messages."""
     await group.stop("n1")
     await group.stop("n2")
     await group.start("n2", "ASYNC_MASTER")
@@ -144,8 +144,8 @@ async def _promoted_goes_on(group: Any) -> None:
     await group.until(lambda: group["n2"].delays.delivered_total == 1)
 
 
-def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobody_told_the_slave(ha: Any) -> None:
-    """Without a name server it does not know whom to ask, and says so."""
+def test_offsets_continue_from_the_log_if_the_slave_never_copied_the_tables(ha: Any) -> None:
+    """Without a name server it does not know which broker to copy them from, and logs that."""
 
     async def scenario(group: Any) -> None:
         for number in range(3):
@@ -160,13 +160,13 @@ def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobod
         await group.following("n2")
         assert "none of its topics, consumer offsets and subscription groups" in group.lines("n2")
         assert group.ledger("n2").log.begin_position > 0 and not group["n2"].queues.find("t", 1)
-        await _promoted_goes_on(group)
+        await _promote_and_check_offsets(group)
 
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
-def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_the_former_log(ha: Any) -> None:
-    """A slave that begins anew has the ends of queues that it knew before; meanwhile they went on."""
+def test_offsets_from_the_log_take_precedence_over_a_table_of_the_former_log(ha: Any) -> None:
+    """A slave that starts over has a table of the queue ends that it knew before; the queues have grown since."""
 
     async def scenario(group: Any) -> None:
         for numbers in ((0,), (1, 2)):
@@ -187,17 +187,17 @@ def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_t
         await group.start("n2", "SLAVE", "name_servers=[]", master)
         await group.following("n2")
         assert group.ledger("n2").log.begin_position > 0
-        await _promoted_goes_on(group)
+        await _promote_and_check_offsets(group)
 
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("has_former", [False, True])
-def test_what_the_master_told_counts_before_the_checkpoint_of_a_slave_that_began_anew(
+def test_queue_ends_from_the_master_take_precedence_over_the_slaves_checkpoint(
     ha: Any, end: str, has_former: bool
 ) -> None:
-    """Killed before the next checkpoint it has that of the table alone."""
+    """Killed before its next checkpoint, it has them in the copied table only."""
 
     async def scenario(group: Any) -> None:
         await group.send(b"plain 0", queue_id=1)
@@ -227,7 +227,7 @@ def test_what_the_master_told_counts_before_the_checkpoint_of_a_slave_that_began
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
-def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
+def test_a_slave_refuses_sends_pulls_and_locks_and_names_the_master(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
             reply = await group.ask("n2", code, fields, b"x" if code == 310 else b"")
@@ -238,7 +238,7 @@ def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None
     ha(scenario)
 
 
-def test_a_slave_that_answers_reads_hands_out_no_locks(ha: Any) -> None:
+def test_a_slave_with_reads_enabled_grants_no_queue_locks(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         body = b'{"consumerGroup":"g","clientId":"c","mqSet":[]}'
         assert (await group.ask("n2", 41, {}, body)).code == (await group.ask("n2", 42, {}, body)).code == 14
@@ -247,7 +247,7 @@ def test_a_slave_that_answers_reads_hands_out_no_locks(ha: Any) -> None:
     ha(scenario, READS)
 
 
-def test_name_servers_list_master_and_slaves_by_their_numbers(ha: Any) -> None:
+def test_name_servers_list_master_and_slaves_by_broker_id(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         addresses = {name: f"{group.hosts[name].address}:10911" for name in group.names}
         assert await group.route() == {"0": addresses["n1"], "1": addresses["n2"], "2": addresses["n3"]}
@@ -260,9 +260,9 @@ def test_name_servers_list_master_and_slaves_by_their_numbers(ha: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "power_fail"])
-def test_a_master_that_comes_back_with_other_settings_is_listed_with_them(ha: Any, end: str) -> None:
-    """Its topics are of the same version as before, and a slave has kept its name listed; after a power cut its own
-    entry is there as well."""
+def test_a_restarted_master_is_listed_with_its_new_settings(ha: Any, end: str) -> None:
+    """Its topics have the same version as before, and a slave has kept its name listed; after a power cut its own
+    entry is still listed too."""
 
     async def scenario(group: Any) -> None:
         assert (await group.whole_route())["queueDatas"][0]["perm"] == 6
@@ -277,8 +277,8 @@ def test_a_master_that_comes_back_with_other_settings_is_listed_with_them(ha: An
 
 
 @pytest.mark.parametrize("before", [10, 300])
-def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
-    """Whether the slave sees it by where the master's newest file begins, or by where one ends."""
+def test_a_slave_with_another_segment_size_refuses_the_masters_log(ha: Any, before: int) -> None:
+    """The slave detects it at the begin of the master's newest file, or at the end of a file."""
 
     async def scenario(group: Any) -> None:
         await group.fill(before)
@@ -294,7 +294,7 @@ def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
-def test_a_name_server_that_knows_no_master_makes_nobody_leave_his(ha: Any) -> None:
+def test_a_slave_keeps_its_master_if_a_name_server_knows_none(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(5)
         group.hosts["ns1"].kill()
@@ -310,8 +310,8 @@ def test_a_name_server_that_knows_no_master_makes_nobody_leave_his(ha: Any) -> N
     ha(scenario)
 
 
-def test_an_operator_promotes_a_slave(ha: Any) -> None:
-    """There is no election: starting a slave as master is how it becomes one."""
+def test_a_slave_restarted_as_master_takes_over(ha: Any) -> None:
+    """There is no election: an operator promotes a slave by starting it as master."""
 
     async def scenario(group: Any) -> None:
         bodies = await group.fill(50)
@@ -330,8 +330,8 @@ def test_an_operator_promotes_a_slave(ha: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
-def test_what_a_transient_buffer_held_goes_to_slaves_when_it_is_written(ha: Any, role: str) -> None:
-    """Not when the next message comes: the last one would wait for that, and its sender with it."""
+def test_messages_from_the_transient_buffer_are_sent_to_slaves_once_written(ha: Any, role: str) -> None:
+    """Not with the next message: the last one, and its sender, would wait for that."""
 
     async def scenario(group: Any) -> None:
         master = group.ledger("n1").log
@@ -344,8 +344,8 @@ def test_what_a_transient_buffer_held_goes_to_slaves_when_it_is_written(ha: Any,
     ha(scenario, "flush_mode=async", "classic.transient_pool=true", roles=(role, "SLAVE"))
 
 
-def test_a_slave_whose_disk_stands_still_is_not_taken_for_a_liar(ha: Any) -> None:
-    """It compares what it has in memory too, and what it says to have is less than what it asked for."""
+def test_a_master_accepts_a_slave_that_reports_less_than_it_requested(ha: Any) -> None:
+    """With its disk stalled, a slave requests a position that it has in memory, and reports only what is durable."""
 
     async def scenario(group: Any) -> None:
         await group.fill(3)

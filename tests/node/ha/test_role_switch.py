@@ -14,7 +14,7 @@ from node.client import Client, ClientTimings, NewMessage, ReceivedMessage, Star
 
 THREE = ("DLEDGER", "DLEDGER", "DLEDGER")
 FAST = 'timing="fast"'
-SYNC_ROW = "Slave metadata sync 3 s then every 10 s: topics, consumer offsets, delay offsets, subscription groups"
+SYNC_MECHANISM = "Slave metadata sync 3 s then every 10 s: topics, consumer offsets, delay offsets, subscription groups"
 TABLES = {
     21: "topicConfigTable",
     43: "offsetTable",
@@ -32,7 +32,7 @@ async def tables(group: Any, name: str) -> dict[int, Any]:
 
 
 async def registered(group: Any, number: str, name: str) -> None:
-    """Wait until the name server lists a broker under this number."""
+    """Wait until the name server lists a broker under this broker id."""
     address = f"{group.hosts[name].address}:10911"
     for _ in range(10_000):
         if (await group.route()).get(number) == address:
@@ -42,7 +42,7 @@ async def registered(group: Any, number: str, name: str) -> None:
 
 
 async def change_everything(group: Any, master: str, number: int) -> None:
-    """A change of each of the four tables."""
+    """Change each of the four tables."""
     assert (await group.ask(master, 17, {"topic": f"made{number}", "readQueueNums": 2, "writeQueueNums": 2})).code == 0
     fields = {"consumerGroup": "g", "topic": "t", "queueId": number, "commitOffset": 3 + number}
     assert (await group.ask(master, 15, fields)).code == 0
@@ -51,9 +51,9 @@ async def change_everything(group: Any, master: str, number: int) -> None:
     assert (await group.send(b"delayed", at=master, i="DELAY\x011\x02")).code == 0
 
 
-@pytest.mark.mechanism(SYNC_ROW)
+@pytest.mark.mechanism(SYNC_MECHANISM)
 @pytest.mark.parametrize("roles", [THREE, ("SYNC_MASTER", "SLAVE", "SLAVE")])
-def test_slaves_have_the_master_s_tables_after_thirteen_seconds(ha: Any, roles: tuple[str, ...]) -> None:
+def test_slaves_have_the_masters_tables_after_thirteen_seconds(ha: Any, roles: tuple[str, ...]) -> None:
     async def scenario(group: Any) -> None:
         master = await group.master()
         slaves = [name for name in group.names if name != master]
@@ -72,7 +72,7 @@ def test_slaves_have_the_master_s_tables_after_thirteen_seconds(ha: Any, roles: 
     ha(scenario, roles=roles)
 
 
-@pytest.mark.mechanism(SYNC_ROW)
+@pytest.mark.mechanism(SYNC_MECHANISM)
 def test_tables_are_copied_after_three_seconds_and_then_every_ten(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         slave, sync = group["n2"], group["n2"].slave.synchronize
@@ -91,7 +91,7 @@ def test_tables_are_copied_after_three_seconds_and_then_every_ten(ha: Any) -> No
 
 @pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
 @pytest.mark.mechanism("LEADER → changeToMaster")
-def test_a_switch_is_told_at_once_and_numbers_go_on(ha: Any) -> None:
+def test_a_new_leader_registers_at_once_and_continues_the_queue_offsets(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         former = await group.master()
         await group.until(lambda: group[former].slave.master_address == "")
@@ -120,7 +120,7 @@ def test_a_switch_is_told_at_once_and_numbers_go_on(ha: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_no_delayed_message_comes_twice_or_never_because_of_switches(ha: Any, seed: int) -> None:
+def test_switches_neither_lose_nor_duplicate_delayed_messages(ha: Any, seed: int) -> None:
     """rocketmq#1934."""
 
     async def scenario(group: Any) -> None:
@@ -136,14 +136,14 @@ def test_no_delayed_message_comes_twice_or_never_because_of_switches(ha: Any, se
             await group.start(master, "DLEDGER")
         await asyncio.sleep(5)
         found = await group.bodies(await group.master())
-        assert sorted(found) == sorted(set(found)), "nothing twice"
+        assert sorted(found) == sorted(set(found)), "no message is delivered twice"
         assert set(sent) <= set(found)
 
     ha(scenario, FAST, roles=THREE, seed=seed)
 
 
 class Producer:
-    """A producer of transactions on the host `clients` that never says how they end, until it is asked."""
+    """A producer of transactions on the host `clients` that never decides them, and records the broker's checks."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -166,7 +166,7 @@ class Producer:
         await group.run("clients", begin)
 
     async def send(self, body: bytes) -> None:
-        """A half message whose end the broker does not hear of."""
+        """Send a half message whose outcome the broker does not learn."""
 
         async def execute(receipt: Any) -> TransactionState:
             return TransactionState.UNKNOWN
@@ -175,8 +175,8 @@ class Producer:
 
 
 @pytest.mark.mechanism("start/shutdownProcessorByHa")
-def test_one_node_at_a_time_asks_about_transactions(ha: Any) -> None:
-    """A leader that was stopped for a while, and does not know when it goes on that it was deposed, asks nobody."""
+def test_only_the_leader_checks_transactions(ha: Any) -> None:
+    """A leader that was paused, and does not know yet that it was deposed, makes no checks."""
 
     async def scenario(group: Any) -> None:
         producer = Producer(group)
@@ -199,7 +199,7 @@ def test_one_node_at_a_time_asks_about_transactions(ha: Any) -> None:
 
 @pytest.mark.mechanism("Consumer offset may regress at switch")
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_consumers_may_see_messages_again_after_a_switch_and_miss_none(ha: Any, seed: int) -> None:
+def test_consumers_miss_no_message_over_switches_but_may_see_duplicates(ha: Any, seed: int) -> None:
     async def scenario(group: Any) -> None:
         got: list[bytes] = []
         runtime = group.hosts["clients"].runtime_for(group._process("clients"))

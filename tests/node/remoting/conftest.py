@@ -81,7 +81,7 @@ class Stage:
         return await self.client.invoke(self.address, command, timeout_ms=timeout_ms)
 
     async def still_serves(self) -> None:
-        """A new connection is answered."""
+        """Check that a new connection is answered."""
         peer = await self.raw()
         assert (await peer.ask(Command.request(1, body=b"hello"))).body == b"hello"
         peer.writer.close()

@@ -1,4 +1,4 @@
-"""The dialling side: errors and what they promise, reconnecting, giving up silent connections."""
+"""The dialling side: definite and indefinite errors, reconnecting, and replacing silent connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def silent(command: Command, connection: Connection) -> Command | None:
     return None
 
 
-def test_nobody_listening_is_definite() -> None:
+def test_connect_fails_for_a_refused_dial_a_bad_address_or_a_closed_client() -> None:
     async def scenario() -> None:
         client = RemotingClient()
         with pytest.raises(ConnectFailed) as caught:
@@ -45,22 +45,22 @@ def test_nobody_listening_is_definite() -> None:
     asyncio.run(scenario())
 
 
-def test_a_name_that_no_resolver_takes_is_definite_and_told() -> None:
+def test_a_host_name_that_cannot_be_encoded_fails_to_connect() -> None:
     async def scenario() -> None:
         client = RemotingClient()
         for address in ("a..b:80", f"{70 * 'x'}.example:80"):
             with pytest.raises(ConnectFailed, match="no connection to"):
                 await client.invoke(address, Command.request(1), timeout_ms=1000)
-            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            client.ask(address, Command.request(1), told.set_result, timeout_ms=1000)
-            assert isinstance(await asyncio.wait_for(told, 5), ConnectFailed)
+            outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            client.ask(address, Command.request(1), outcome.set_result, timeout_ms=1000)
+            assert isinstance(await asyncio.wait_for(outcome, 5), ConnectFailed)
         await client.close()
 
     asyncio.run(scenario())
 
 
-def test_a_peer_that_resets_a_new_connection_at_once_is_named_by_what_was_dialled() -> None:
-    """By then the kernel does not know any more who it was."""
+def test_the_error_of_a_connection_reset_at_once_names_the_dialled_address() -> None:
+    """By then the kernel no longer knows the peer's address."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ def test_a_peer_that_resets_a_new_connection_at_once_is_named_by_what_was_dialle
     asyncio.run(scenario())
 
 
-def test_a_connection_attempt_that_hangs_is_definite_and_bounded() -> None:
+def test_a_hanging_dial_times_out_with_a_definite_failure() -> None:
     """A listener whose accept queue is full lets further handshakes hang."""
 
     async def scenario() -> None:
@@ -122,7 +122,7 @@ def test_timeouts_are_indefinite_and_late_replies_are_ignored(stage: Any, until:
                 return command.reply(0, remark="late")
 
             s.server.register(2, late)
-            assert (await s.invoke(Command.request(1))).code == 0  # connected: what follows does not dial
+            assert (await s.invoke(Command.request(1))).code == 0  # connected: later requests do not dial
             with pytest.raises(RequestTimeout) as caught:
                 await s.invoke(Command.request(2), timeout_ms=20)
             assert not caught.value.is_definite
@@ -133,7 +133,7 @@ def test_timeouts_are_indefinite_and_late_replies_are_ignored(stage: Any, until:
     asyncio.run(scenario())
 
 
-def test_a_connection_silent_through_two_timeouts_is_dialled_anew(stage: Any, until: Any) -> None:
+def test_a_connection_silent_through_two_timeouts_is_replaced(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             s.server.register(2, silent)
@@ -157,7 +157,7 @@ def test_a_connection_silent_through_two_timeouts_is_dialled_anew(stage: Any, un
     asyncio.run(scenario())
 
 
-def test_a_lost_connection_fails_what_is_open_as_indefinite_and_is_dialled_anew(stage: Any, until: Any) -> None:
+def test_a_lost_connection_fails_open_requests_as_indefinite_and_is_replaced(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             s.server.register(2, silent)
@@ -216,7 +216,7 @@ def test_garbage_from_the_server_ends_open_requests() -> None:
     asyncio.run(scenario())
 
 
-def test_too_much_under_way_is_refused_as_definite(stage: Any, until: Any) -> None:
+def test_requests_above_the_limits_are_refused_as_definite(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage(client_limits=ClientLimits(max_outstanding_requests=3)) as s:
             s.server.register(2, silent)
@@ -240,7 +240,7 @@ def test_too_much_under_way_is_refused_as_definite(stage: Any, until: Any) -> No
     asyncio.run(scenario())
 
 
-def test_what_is_asked_leaves_at_once_though_another_request_is_open(stage: Any, until: Any) -> None:
+def test_a_request_is_written_at_once_although_another_is_open(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             s.server.register(2, silent)
@@ -256,7 +256,7 @@ def test_what_is_asked_leaves_at_once_though_another_request_is_open(stage: Any,
     asyncio.run(scenario())
 
 
-def test_large_requests_and_large_replies_in_both_directions_at_once_do_not_block_each_other(stage: Any) -> None:
+def test_large_requests_and_large_replies_do_not_block_each_other(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(write_high_water_bytes=10_000)) as s:
             s.server.register(2, lambda command, connection: command.reply(0, body=bytes(100_000)))
@@ -298,7 +298,7 @@ def test_close_ends_open_requests(stage: Any, until: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_replies_that_nobody_asked_for_are_ignored(stage: Any) -> None:
+def test_unsolicited_replies_are_ignored(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             peer = await s.raw()

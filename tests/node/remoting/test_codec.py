@@ -81,7 +81,7 @@ def test_json_as_a_java_client_writes_it() -> None:
 # Leniency: what other clients send
 
 
-def test_numbers_booleans_and_null_in_ext_fields() -> None:
+def test_numbers_and_booleans_in_ext_fields_become_text_and_nulls_are_dropped() -> None:
     fields = {"queueId": 3, "batch": True, "unitMode": False, "rate": 1.5, "gone": None, "name": "x", "list": [1, 2]}
     command = decode(json_frame({"code": 10, "extFields": fields}))
     assert command.ext_fields == {
@@ -91,7 +91,7 @@ def test_numbers_booleans_and_null_in_ext_fields() -> None:
     assert command.get_bool("batch") and not command.get_bool("unitMode")
 
 
-def test_header_defaults_unknown_keys_and_white_space() -> None:
+def test_a_header_may_have_missing_keys_unknown_keys_and_white_space() -> None:
     command = decode(json_frame(b' {"code": "34", "language": "KOTLIN", "extFields": null, "surprise": {}}\n '))
     assert (command.code, command.opaque, command.flag, command.ext_fields) == (34, 0, 0, {})
     assert command.language == 7
@@ -103,7 +103,7 @@ def test_get_bool(text: str, expected: bool) -> None:
     assert Command(1, {"x": text}).get_bool("x", default=not expected) is expected
 
 
-def test_getters_name_the_field_that_is_wrong() -> None:
+def test_getters_refuse_invalid_and_missing_fields() -> None:
     command = Command(1, {"n": "12x", "empty": ""})
     for wrong in (
         lambda: command.get_int("n"),
@@ -132,7 +132,7 @@ def test_getters_name_the_field_that_is_wrong() -> None:
         b'{"code":NaN}', b'{"code":Infinity}', b'{"code":1,"version":"x"}',
     ],
 )  # fmt: skip
-def test_bad_json_header(header: bytes) -> None:
+def test_an_invalid_json_header_is_refused(header: bytes) -> None:
     with pytest.raises(FrameError):
         decode(json_frame(header))
 
@@ -151,14 +151,14 @@ FIXED = "00010000010000000100000000"
         FIXED + "00000001" "ff" "00000000", FIXED + "00000000" "00000000" "00",
     ],
 )  # fmt: skip
-def test_bad_binary_header(header: str) -> None:
+def test_an_invalid_binary_header_is_refused(header: str) -> None:
     data = bytes.fromhex(header)
     with pytest.raises(FrameError):
         decode(frame(1 << 24 | len(data), data))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0", b"\0\0\0\5abcd", b"\2\0\0\0", b"\xff\0\0\0"])
-def test_bad_header_word(data: bytes) -> None:
+def test_an_invalid_header_word_is_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
         decode(data)
 
@@ -200,7 +200,7 @@ def test_round_trip(
 
 
 @given(fields=FIELDS, remark=TEXT, opaque=I32, code=I32)
-def test_the_json_header_means_what_the_json_module_reads(
+def test_the_json_header_is_valid_json_with_the_commands_values(
     fields: dict[str, str], remark: str, opaque: int, code: int
 ) -> None:
     data = encode(Command(code, fields, opaque=opaque, remark=remark, language=99))
@@ -218,14 +218,14 @@ def test_any_bytes_decode_or_raise_frame_error(data: bytes) -> None:
     assert isinstance(command, Command)
 
 
-def test_lone_surrogates_travel_as_json_and_do_not_break_the_binary_form() -> None:
+def test_lone_surrogates_survive_json_and_become_question_marks_in_binary() -> None:
     command = decode(json_frame(b'{"code":1,"extFields":{"x":"\\ud800"}}'))
     assert decode(encode(command)[4:]) == command
     command.serializer = "binary"
     assert decode(encode(command)[4:]).ext_fields == {"x": "?"}
 
 
-def test_request_and_reply() -> None:
+def test_a_request_formats_its_fields_and_its_reply_matches_it() -> None:
     request = Command.request(10, {"s": "x", "i": 3, "t": True, "f": False}, b"b", oneway=True)
     assert request.ext_fields == {"s": "x", "i": "3", "t": "true", "f": "false"}
     assert request.is_oneway and not request.is_response

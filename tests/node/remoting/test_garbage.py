@@ -1,4 +1,4 @@
-"""Hostile and broken peers: the server closes them or answers, stays up, serves others, holds little."""
+"""Hostile and broken peers: the server closes or answers them, keeps serving others, and bounds what it holds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JSON_ARRAY = b"[1,2,3]"
         "array-header", "no-json", "no-binary",
     ],
 )  # fmt: skip
-def test_garbage_closes_its_own_connection_after_what_was_good(stage: Any, garbage: bytes) -> None:
+def test_garbage_closes_its_connection_after_earlier_requests_are_answered(stage: Any, garbage: bytes) -> None:
     async def scenario() -> None:
         async with stage() as s:
             bystander = await s.raw()
@@ -50,7 +50,9 @@ def test_garbage_closes_its_own_connection_after_what_was_good(stage: Any, garba
     asyncio.run(scenario())
 
 
-def test_a_flood_of_random_bytes(stage: Any, until: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_random_bytes_disturbs_no_other_peer_and_logs_little(
+    stage: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = random.Random(20240501)
 
     async def scenario() -> None:
@@ -66,7 +68,7 @@ def test_a_flood_of_random_bytes(stage: Any, until: Any, caplog: pytest.LogCaptu
 
     with caplog.at_level(logging.WARNING, "node.remoting"):
         asyncio.run(scenario())
-    assert 1 <= len(caplog.records) <= 20  # 300 bad peers, but a line of each kind per second
+    assert 1 <= len(caplog.records) <= 20  # 300 bad peers, but one line of each kind per second
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -96,7 +98,7 @@ def test_mutated_frames_never_break_the_server(stage: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_half_a_frame_and_silence_is_closed_in_time(stage: Any) -> None:
+def test_a_connection_that_stalls_within_a_frame_is_closed(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(frame_timeout_s=0.1)) as s:
             frame = encode(Command(1, body=bytes(1000)))
@@ -110,7 +112,7 @@ def test_half_a_frame_and_silence_is_closed_in_time(stage: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_a_trickle_is_closed_although_bytes_keep_coming(stage: Any) -> None:
+def test_a_connection_that_trickles_a_frame_is_closed(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(frame_timeout_s=0.2, frame_min_bytes_per_s=10**6)) as s:
             peer = await s.raw()
@@ -120,13 +122,13 @@ def test_a_trickle_is_closed_although_bytes_keep_coming(stage: Any) -> None:
             while not closed.done():
                 peer.writer.write(frame[sent : sent + 1])
                 sent += 1
-                assert sent < len(frame), "the whole frame could be trickled"
+                assert sent < len(frame), "the whole frame must not get through"
                 await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
 
 
-def test_many_frames_in_pieces_are_no_slow_frame(stage: Any) -> None:
+def test_many_split_frames_do_not_count_as_one_slow_frame(stage: Any) -> None:
     """The clock of an unfinished frame starts with that frame, not with the connection."""
 
     async def scenario() -> None:
@@ -136,13 +138,13 @@ def test_many_frames_in_pieces_are_no_slow_frame(stage: Any) -> None:
             peer.writer.write(frame[:10])
             for _ in range(40):
                 await asyncio.sleep(0.03)
-                peer.writer.write(frame[10:] + frame[:10])  # never an empty buffer
+                peer.writer.write(frame[10:] + frame[:10])  # the buffer is never empty
             assert len(await peer.replies(40)) == 40
 
     asyncio.run(scenario())
 
 
-def test_half_frames_of_all_connections_share_one_bound_and_the_greediest_goes(stage: Any, until: Any) -> None:
+def test_unfinished_frames_share_one_limit_and_the_largest_holder_is_closed(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(max_total_unfinished_bytes=100_000)) as s:
             prefix = bytes.fromhex("0010000000000010")
@@ -158,7 +160,7 @@ def test_half_frames_of_all_connections_share_one_bound_and_the_greediest_goes(s
     asyncio.run(scenario())
 
 
-def test_requests_that_wait_are_bounded_over_all_connections(stage: Any, until: Any) -> None:
+def test_held_requests_are_bounded_over_all_connections(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         limits = ServerLimits(max_running_requests=1, max_total_held_bytes=200_000)
         async with stage(limits) as s:
@@ -179,7 +181,7 @@ def test_requests_that_wait_are_bounded_over_all_connections(stage: Any, until: 
     asyncio.run(scenario())
 
 
-def test_a_peer_that_does_not_read_is_not_read_and_then_closed(stage: Any, until: Any) -> None:
+def test_a_peer_that_reads_no_replies_is_not_read_and_then_closed(stage: Any, until: Any) -> None:
     async def scenario(limits: ServerLimits) -> None:
         async with stage(limits) as s:
             answered = 0
@@ -198,7 +200,7 @@ def test_a_peer_that_does_not_read_is_not_read_and_then_closed(stage: Any, until
                 await until(lambda: s.server.connection_count == 0, "the peer that does not read is closed")
             finally:
                 raw.close()
-            assert answered < 500  # what the sockets and the high-water mark take, not 2000
+            assert answered < 500  # as many as sockets and high-water mark hold, not 2000
             assert s.server.unsent.total_bytes == 0
             await s.still_serves()
 
@@ -208,7 +210,7 @@ def test_a_peer_that_does_not_read_is_not_read_and_then_closed(stage: Any, until
     asyncio.run(scenario(ServerLimits(max_total_unsent_bytes=250_000, **small)))
 
 
-def test_a_slow_reader_gets_everything(stage: Any) -> None:
+def test_a_slow_reader_gets_every_reply(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(write_high_water_bytes=50_000)) as s:
             s.server.register(2, lambda command, connection: command.reply(0, body=bytes(20_000)))
@@ -241,7 +243,7 @@ def _can_open(count: int) -> bool:
 
 
 @pytest.mark.skipif(not _can_open(2500), reason="this machine allows fewer than 2,500 open files")
-def test_a_thousand_idle_connections(stage: Any, until: Any) -> None:
+def test_a_thousand_idle_connections_are_accepted(stage: Any, until: Any) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2500) if soft != resource.RLIM_INFINITY else soft, hard))
 
@@ -262,7 +264,7 @@ def test_a_thousand_idle_connections(stage: Any, until: Any) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_when_full_silent_connections_make_room_and_talking_ones_stay(stage: Any, until: Any) -> None:
+def test_at_the_limit_silent_connections_are_closed_and_active_ones_stay(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(max_connections=5)) as s:
             talking = [await s.raw() for _ in range(3)]
@@ -273,7 +275,7 @@ def test_when_full_silent_connections_make_room_and_talking_ones_stay(stage: Any
             assert s.server.connection_count == 5
             for peer in (*talking, silent[4], silent[5]):
                 await peer.ask(Command(1))
-            assert await (await s.raw()).closed_by_server() == b""  # all five talk: the newcomer is refused
+            assert await (await s.raw()).closed_by_server() == b""  # all five are active: the newcomer is refused
             for peer in talking:
                 assert (await peer.ask(Command(1, body=b"y"))).body == b"y"
 

@@ -1,4 +1,4 @@
-"""Headers read by their template: the result is that of the decoder, for any input."""
+"""Headers read by a template: the result is that of the decoder, for any input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def outcome(data: bytes, parser: FrameParser) -> list[tuple[Any, ...]] | str:
         return str(error)
 
 
-def taught(samples: list[bytes]) -> FrameParser:
+def trained(samples: list[bytes]) -> FrameParser:
     """A parser that has read each sample often enough to know its template, if it has one."""
     parser = FrameParser(variable=VARIABLE)
     for sample in samples:
@@ -90,19 +90,19 @@ def sample(code: int, serializer: str, without: str = "") -> bytes:
     return encode(command)
 
 
-KNOWN = taught([sample(code, serializer) for code in (310, 10) for serializer in ("json", "binary")])
+KNOWN = trained([sample(code, serializer) for code in (310, 10) for serializer in ("json", "binary")])
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(commands(), min_size=1, max_size=5))
-def test_forms_read_what_the_long_way_reads(sent: list[Command]) -> None:
+def test_templates_read_requests_as_the_decoder_does(sent: list[Command]) -> None:
     stream = b"".join(map(encode, sent))
     assert outcome(stream, KNOWN) == outcome(stream, FrameParser())
 
 
 @st.composite
-def alike(draw: Any) -> list[Command]:
-    """What a client sends one behind the other, and now and then one of the same size that is something else."""
+def similar_requests(draw: Any) -> list[Command]:
+    """Consecutive requests of one client, with an occasional different one of the same size."""
     code, serializer = draw(st.sampled_from([310, 10])), draw(st.sampled_from(["json", "binary"]))
     (queue, born), (topic, text), name = VARIABLE[code]
     before, after = draw(st.sampled_from([("", "\x02WAIT\x01true\x02"), ("A\x01b\x02", ""), ("X", "\x02"), ("", "")]))
@@ -125,15 +125,15 @@ def alike(draw: Any) -> list[Command]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(alike(), alike(), st.integers(0, 300))
-def test_what_is_read_at_once_is_what_the_long_way_reads(
-    taught_by: list[Command], sent: list[Command], damaged_at: int
+@given(similar_requests(), similar_requests(), st.integers(0, 300))
+def test_streams_of_one_layout_are_read_as_by_the_decoder(
+    trained_by: list[Command], sent: list[Command], damaged_at: int
 ) -> None:
-    parser = taught([])
-    for command in taught_by[:3]:
+    parser = trained([])
+    for command in trained_by[:3]:
         for _ in range(4):
             outcome(encode(command), parser)
-    for stream in (b"".join(map(encode, [*taught_by, *sent])), bytearray(b"".join(map(encode, sent)))):
+    for stream in (b"".join(map(encode, [*trained_by, *sent])), bytearray(b"".join(map(encode, sent)))):
         if isinstance(stream, bytearray):
             stream[min(8 + damaged_at, len(stream) - 1)] ^= 1
         assert outcome(bytes(stream), parser) == outcome(bytes(stream), FrameParser())
@@ -142,8 +142,8 @@ def test_what_is_read_at_once_is_what_the_long_way_reads(
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_requests_of_one_layout_share_what_they_have_in_common(serializer: str) -> None:
-    """Also where one of another kind, and of the same size, is among them."""
+def test_requests_of_one_layout_share_their_common_part(serializer: str) -> None:
+    """Even if a different request of the same size is among them."""
 
     def made(number: int, **changed: Any) -> bytes:
         fields = {**MADE[310], "i": f"KEY\x01{number:04X}\x02WAIT\x01true\x02", "b": f"topic{number % 3}", **changed}
@@ -151,7 +151,7 @@ def test_requests_of_one_layout_share_what_they_have_in_common(serializer: str) 
         command.opaque, command.serializer = 100 + number, serializer  # type: ignore[assignment]
         return encode(command)
 
-    parser = taught([sample(310, serializer)])
+    parser = trained([sample(310, serializer)])
     for number in range(3):
         parser.feed(made(number))
     read = parser.feed(b"".join([*map(made, range(20)), made(20, k=1.5), *map(made, range(21, 40))]))
@@ -161,8 +161,8 @@ def test_requests_of_one_layout_share_what_they_have_in_common(serializer: str) 
     assert [request.body for request in read] == [b"%04d" % at for at in range(40)]
 
 
-def test_what_a_parser_remembers_of_headers_is_bounded() -> None:
-    parser = taught([sample(310, "json")])
+def test_the_texts_and_layouts_that_a_parser_keeps_are_bounded() -> None:
+    parser = trained([sample(310, "json")])
     for number in range(3 * MAX_TEXTS):
         command = Command.request(310, {**MADE[310], "b": f"topic{number}", "i": "KEY\x01A\x02" + "x" * (number % 100)})
         (read,) = parser.feed(encode(command))
@@ -177,7 +177,7 @@ PIECES = [b"", b'"', b"\\", b"\\u0001", b"0", b"-", b",", b"\x00", b"\x80", b" "
 
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from([310, 10]), st.sampled_from(["json", "binary"]), st.data())
-def test_forms_read_damaged_headers_as_the_long_way_does(code: int, serializer: str, data: st.DataObject) -> None:
+def test_templates_read_damaged_headers_as_the_decoder_does(code: int, serializer: str, data: st.DataObject) -> None:
     whole = bytearray(sample(code, serializer))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(8, len(whole) - 1))
@@ -190,11 +190,9 @@ def test_forms_read_damaged_headers_as_the_long_way_does(code: int, serializer: 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(commands(), min_size=1, max_size=3), st.lists(commands(), min_size=1, max_size=4))
-def test_whatever_a_parser_has_learned_it_reads_as_the_long_way_does(
-    taught_by: list[Command], sent: list[Command]
-) -> None:
+def test_learned_templates_never_change_what_a_parser_reads(trained_by: list[Command], sent: list[Command]) -> None:
     parser = FrameParser(variable=VARIABLE)
-    for command in taught_by:
+    for command in trained_by:
         for _ in range(4):
             outcome(encode(command), parser)
     stream = b"".join(map(encode, sent))
@@ -217,15 +215,15 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("header", HOSTILE)
-def test_forms_of_hostile_headers_change_nothing(header: bytes) -> None:
-    parser = taught([frame(header)])
+def test_templates_of_hostile_headers_never_change_what_is_read(header: bytes) -> None:
+    parser = trained([frame(header)])
     variants = [header, header.replace(b"5", b"77"), header.replace(b'"6"', b'"0"'), header.replace(b'"t"', b'"\\""')]
     variants += [header.replace(b"6", b"6\\u0002"), header.replace(b"3", b"03"), header.replace(b"0}", b"00}")]
     for variant in variants:
         assert outcome(frame(variant), parser) == outcome(frame(variant), FrameParser()), variant
 
 
-def test_the_headers_of_clients_have_a_form() -> None:
+def test_the_headers_of_usual_clients_get_a_template() -> None:
     stamp = 1700000000001
     for code in (310, 10):
         for serializer in ("json", "binary"):
@@ -242,12 +240,12 @@ def test_the_headers_of_clients_have_a_form() -> None:
     as_fastjson = json.dumps(
         {"code": 310, "extFields": {**MADE[310], "e": "3"}, "flag": 0, "language": "JAVA", "opaque": 9, "version": 401}
     ).encode()
-    parser = taught([frame(as_fastjson)])
+    parser = trained([frame(as_fastjson)])
     assert isinstance(parser.feed(frame(as_fastjson.replace(b": 9", b": 10")))[0], TemplateRequest)
 
 
-def test_what_a_request_is_counted_for_covers_its_own_values() -> None:
-    """And not those of the header that the template was made of: a sender could have far more held than is counted."""
+def test_the_counted_size_of_a_request_covers_its_own_values() -> None:
+    """Not those of the header that the template was made from: a sender could have far more held than is counted."""
     for serializer in ("json", "binary"):
         fields: dict[str, Any] = {**MADE[310], "i": "KEYS\x01" + 50_000 * "k" + "\x02"}
         command = Command.request(310, fields, 3000 * b"y")
@@ -257,17 +255,17 @@ def test_what_a_request_is_counted_for_covers_its_own_values() -> None:
         assert 53_000 < size_of(read) < 2 * size_of(decode(encode(command)[4:]))
 
 
-def test_a_form_may_lack_places() -> None:
+def test_a_template_may_lack_a_variable_field() -> None:
     for serializer in ("json", "binary"):
         data = sample(310, serializer, without="g")
-        parser = taught([data])
+        parser = trained([data])
         (read,) = parser.feed(data)
         assert isinstance(read, TemplateRequest) and read.values[1] is None
         assert seen(read) == seen(decode(data[4:]))
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_texts_that_differ_in_their_key_have_the_rest_in_common(serializer: str) -> None:
+def test_texts_that_differ_only_in_their_key_share_the_rest(serializer: str) -> None:
     def read(text: str) -> TemplateRequest:
         command = Command.request(310, {**MADE[310], "i": text}, b"y")
         command.serializer = serializer  # type: ignore[assignment]
@@ -275,7 +273,7 @@ def test_texts_that_differ_in_their_key_have_the_rest_in_common(serializer: str)
         assert isinstance(request, TemplateRequest) and request.ext_fields["i"] == text
         return request
 
-    parser = taught([sample(310, serializer)])
+    parser = trained([sample(310, serializer)])
     read("A\x01b\x02KEY\x010A1B\x02WAIT\x01true\x02")  # the first text with a key
     first, second = (read(f"A\x01b\x02KEY\x01{key}\x02WAIT\x01true\x02") for key in ("0A1C", "FFFF"))
     assert (first.key, second.key) == (b"0A1C", b"FFFF")
@@ -291,14 +289,14 @@ def test_texts_that_differ_in_their_key_have_the_rest_in_common(serializer: str)
 
 @pytest.mark.parametrize("text", ["KEY\x01a\x02KEY\x01b\x02", "XKEY\x01a\x02", "KEY\x01\x02", "NOKEY\x02"])
 def test_texts_without_one_plain_key_are_read_whole(text: str) -> None:
-    parser = taught([sample(310, "json")])
+    parser = trained([sample(310, "json")])
     command = Command.request(310, {**MADE[310], "i": text}, b"y")
     for _ in range(5):
         (request,) = parser.feed(encode(command))
         assert isinstance(request, TemplateRequest) and request.key is None and request.ext_fields["i"] == text
 
 
-def test_other_codes_have_no_form() -> None:
+def test_other_request_codes_get_no_template() -> None:
     parser = FrameParser(variable=VARIABLE)
     for _ in range(70):
         (read,) = parser.feed(encode(Command.request(11, {"e": 1})))
@@ -306,11 +304,11 @@ def test_other_codes_have_no_form() -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_a_header_that_is_said_to_be_of_the_other_kind_is_not_read_by_the_template(serializer: str) -> None:
+def test_a_header_marked_as_the_other_serializer_is_not_read_by_the_template(serializer: str) -> None:
     command = Command.request(10, MADE[10], b"body")
     command.serializer = serializer
     frame = encode(command)
-    parser = taught([frame])
+    parser = trained([frame])
     other_kind = frame[:4] + bytes([frame[4] ^ 1]) + frame[5:]
-    said = outcome(other_kind, parser)
-    assert isinstance(said, str) and said == outcome(other_kind, FrameParser())
+    error = outcome(other_kind, parser)
+    assert isinstance(error, str) and error == outcome(other_kind, FrameParser())

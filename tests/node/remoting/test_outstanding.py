@@ -1,4 +1,4 @@
-"""Open requests: each gets its outcome once, at its deadline or before, whatever order the deadlines come in."""
+"""Open requests: each gets its outcome once, at its deadline or before, whatever the order of the deadlines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_request_has_one_outcome_in_time(requests: list[tuple[int, int, int
     assert expired == timeouts
 
 
-def test_what_is_open_fails_with_the_connection_and_nothing_comes_later() -> None:
+def test_open_requests_fail_with_the_connection_and_get_no_later_outcome() -> None:
     seen: list[Outcome] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The incremental parser: any cut of the stream gives the same commands, garbage is found at once."""
+"""The incremental parser: any split of the stream gives the same commands; garbage is detected at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_any_chunks_give_the_same_commands(commands: list[Command], data: st.Dat
     assert parser.pending_bytes == 0
 
 
-def test_byte_by_byte() -> None:
+def test_a_stream_fed_byte_by_byte_gives_the_same_commands() -> None:
     commands = [Command(code, {"n": str(code)}, b"x" * code) for code in range(20)]
     parser = FrameParser()
     stream = b"".join(map(encode, commands))
@@ -44,7 +44,7 @@ def test_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("start", ["00000003", "00000000", "ffffffff", "80000000", "01000001", "7fffffff"])
-def test_impossible_lengths_are_refused_as_soon_as_four_bytes_are_there(start: str) -> None:
+def test_an_impossible_length_is_refused_as_soon_as_its_four_bytes_are_read(start: str) -> None:
     data = bytes.fromhex(start)
     parser = FrameParser()
     assert parser.feed(data[:3]) == []
@@ -81,7 +81,7 @@ def test_commands_before_garbage_are_not_lost() -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=10))
-def test_garbage_never_raises_anything_else_and_holds_only_what_came(chunks: list[bytes]) -> None:
+def test_garbage_raises_only_frame_error_and_buffers_no_more_than_was_fed(chunks: list[bytes]) -> None:
     parser = FrameParser(max_frame_bytes=1000)
     fed_bytes = 0
     for chunk in chunks:

@@ -11,7 +11,7 @@ import pytest
 from node.remoting import Command, Connection, DeferredReply, RequestError, ServerLimits, encode
 
 
-def test_both_serializers_are_answered_in_kind(stage: Any) -> None:
+def test_a_reply_uses_the_serializer_of_its_request(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             for serializer in ("json", "binary"):
@@ -24,7 +24,7 @@ def test_both_serializers_are_answered_in_kind(stage: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_unknown_code_is_answered_with_3_and_the_default_processor_replaces_that(stage: Any) -> None:
+def test_an_unknown_code_is_answered_with_3_or_by_the_default_processor(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             reply = await s.invoke(Command.request(4711))
@@ -35,7 +35,7 @@ def test_unknown_code_is_answered_with_3_and_the_default_processor_replaces_that
     asyncio.run(scenario())
 
 
-def test_a_processor_that_raises_is_an_error_reply_without_traceback(
+def test_an_exception_in_a_processor_becomes_an_error_reply_without_traceback(
     stage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises(command: Command, connection: Connection) -> Command:
@@ -70,7 +70,7 @@ def test_a_processor_that_raises_is_an_error_reply_without_traceback(
     assert caplog.text.count("failed:") == 1  # one line of a kind within a second
 
 
-def test_a_reply_may_be_given_by_a_call_at_once_or_later(stage: Any) -> None:
+def test_a_deferred_reply_may_be_sent_at_once_or_later(stage: Any) -> None:
     def at_once(command: Command, connection: Connection) -> DeferredReply:
         late = DeferredReply((command,))
         late.send(command.reply(0, body=b"at once"))
@@ -175,7 +175,7 @@ def test_a_processor_may_answer_later_and_push_requests_to_its_peer(stage: Any, 
     asyncio.run(scenario())
 
 
-def test_close_callbacks_run_once_also_when_registered_late(stage: Any, until: Any) -> None:
+def test_close_callbacks_run_once_even_if_registered_after_the_close(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             connections: list[Connection] = []
@@ -198,7 +198,7 @@ def test_close_callbacks_run_once_also_when_registered_late(stage: Any, until: A
             await until(lambda: closed[1:] == ["late"], "the late callback runs")
             assert connections[0].state == {"seen": True}
             assert connections[0].is_closing
-            connections[0].send(Command(1))  # no error, goes nowhere
+            connections[0].send(Command(1))  # no error, no effect
 
     asyncio.run(scenario())
 
@@ -233,7 +233,7 @@ def test_reading_stops_while_too_many_requests_are_under_way(stage: Any, until: 
     asyncio.run(scenario(ServerLimits(max_total_running_bytes=4 * 1500), bytes(1000), 4))
 
 
-def test_connections_that_wait_for_common_room_all_get_their_turn(stage: Any) -> None:
+def test_connections_waiting_for_the_shared_limit_all_get_their_turn(stage: Any) -> None:
     async def slow(command: Command, connection: Connection) -> Command:
         await asyncio.sleep(0.001)
         return command.reply(0)
@@ -250,9 +250,7 @@ def test_connections_that_wait_for_common_room_all_get_their_turn(stage: Any) ->
     asyncio.run(scenario())
 
 
-def test_room_made_by_one_connection_is_used_by_another_whose_own_requests_are_still_held(
-    stage: Any, until: Any
-) -> None:
+def test_room_freed_by_one_connection_admits_the_waiting_request_of_another(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(max_total_running_bytes=10_000)) as s:
             gates: dict[int, asyncio.Future[None]] = {}
@@ -278,7 +276,7 @@ def test_room_made_by_one_connection_is_used_by_another_whose_own_requests_are_s
     asyncio.run(scenario())
 
 
-def test_stop_cancels_what_runs_and_closes_every_connection(stage: Any, until: Any) -> None:
+def test_stop_cancels_running_requests_and_closes_every_connection(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
             ended: list[str] = []
@@ -314,7 +312,7 @@ def test_a_port_in_use_is_an_os_error(stage: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_a_connection_that_sends_much_at_once_lets_others_have_their_turn(stage: Any) -> None:
+def test_a_connection_with_many_requests_yields_after_max_turn_requests(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(max_turn_requests=10)) as s:
             begun: list[int] = []

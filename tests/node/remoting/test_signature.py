@@ -28,7 +28,9 @@ def test_the_reference_vector_of_hmac_sha1() -> None:
 
 
 @given(fields=st.dictionaries(TEXTS, TEXTS, max_size=6), body=st.binary(max_size=40), secret=st.text(max_size=80))
-def test_values_in_the_order_of_their_names_and_then_the_body(fields: dict[str, str], body: bytes, secret: str) -> None:
+def test_the_signature_covers_values_sorted_by_name_and_then_the_body(
+    fields: dict[str, str], body: bytes, secret: str
+) -> None:
     names = sorted((name for name in fields if name != "Signature"), key=lambda name: name.encode("utf-16-be"))
     data = "".join(fields[name] for name in names).encode() + body
     assert base64.b64decode(signature_of(fields, body, secret)) == hmac_sha1(secret.encode(), data)
@@ -47,5 +49,5 @@ def test_signing_covers_the_key_and_replaces_an_old_signature() -> None:
     assert request.ext_fields["SecurityToken"] == "tok" and request.ext_fields["Signature"] != first
 
 
-def test_secrets_are_not_shown() -> None:
+def test_the_repr_of_credentials_hides_the_secret_key() -> None:
     assert "secret-secret" not in repr(Credentials(access_key="somebody", secret_key="secret-secret"))

@@ -1,4 +1,4 @@
-"""TLS on the port: who is let in, and that nothing else changes."""
+"""TLS on the port: which peers are accepted, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One authority with certificates for a server and a client, and a stranger's certificate."""
+    """One authority with certificates for a server and a client, and an untrusted certificate."""
     directory = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments: str) -> None:
@@ -62,7 +62,7 @@ def trusting(keys: Path, ca: str = "ca", own: str = "client") -> ssl.SSLContext:
 
 
 async def echo(context: ssl.SSLContext | None, server_tls: ssl.SSLContext, body: bytes = b"hello") -> bytes:
-    """What comes back from a server with TLS. Raises RemotingError."""
+    """The body that an echo server with TLS replies with. Raises RemotingError."""
     server = RemotingServer("127.0.0.1", 0, tls=server_tls, limits=ServerLimits(tls_handshake_timeout_s=1.0))
     server.register(1, lambda command, connection: command.reply(0, body=command.body))
     await server.start()
@@ -82,7 +82,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_requests_inside_tls(keys: Path) -> None:
+def test_large_requests_and_replies_pass_through_tls(keys: Path) -> None:
     async def scenario() -> None:
         big = bytes(range(256)) * 20_000
         assert await echo(trusting(keys), tls(keys).server_context(), big) == big
@@ -90,7 +90,7 @@ def test_requests_inside_tls(keys: Path) -> None:
     run(scenario)
 
 
-def test_who_does_not_trust_or_is_not_trusted_stays_outside(keys: Path) -> None:
+def test_a_connection_with_an_untrusted_certificate_or_without_tls_fails(keys: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(ConnectFailed):
             await echo(trusting(keys, ca="stranger"), tls(keys).server_context())
@@ -104,7 +104,7 @@ def test_who_does_not_trust_or_is_not_trusted_stays_outside(keys: Path) -> None:
     run(scenario)
 
 
-def test_who_does_not_end_the_handshake_counts_and_makes_room(keys: Path, until: Any) -> None:
+def test_unfinished_handshakes_count_as_connections_and_are_closed_first(keys: Path, until: Any) -> None:
     async def scenario() -> None:
         limits = ServerLimits(max_connections=2, tls_handshake_timeout_s=60.0)
         server = RemotingServer("127.0.0.1", 0, tls=tls(keys).server_context(), limits=limits)
@@ -121,7 +121,7 @@ def test_who_does_not_end_the_handshake_counts_and_makes_room(keys: Path, until:
         for reader, _ in silent[3:]:
             assert await asyncio.wait_for(reader.read(), 10) == b""
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        assert await asyncio.wait_for(reader.read(), 10) == b"", "both that are here have said something"
+        assert await asyncio.wait_for(reader.read(), 10) == b"", "both present connections have sent a request"
         for each in (writer, *(other for _, other in silent)):
             each.close()
         await clients[0].close()
@@ -164,7 +164,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(keys: Pa
     run(scenario)
 
 
-def test_files_that_are_no_certificates_are_named(keys: Path) -> None:
+def test_the_error_names_the_key_of_an_invalid_certificate_file(keys: Path) -> None:
     missing = TlsConfig(certificate=f"{keys}/no.pem", key=f"{keys}/no.key")
     swapped = TlsConfig(certificate=f"{keys}/server.pem", key=f"{keys}/client.key")
     for config in (missing, swapped):
@@ -182,8 +182,8 @@ def test_files_that_are_no_certificates_are_named(keys: Path) -> None:
     )
 
 
-def test_a_whole_broker_inside_tls(serving: Any, keys: Path) -> None:
-    """Name server, broker and client, with keys and signatures; plain text gets nowhere."""
+def test_a_name_server_a_broker_and_a_client_work_inside_tls(serving: Any, keys: Path) -> None:
+    """With certificates and signatures; a plain-text client fails."""
     extra = f"""
 [tls]
 certificate = "{keys}/server.pem"

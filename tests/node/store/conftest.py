@@ -84,7 +84,7 @@ class MemoryDisk:
             raise OSError(5, "Input/output error", path)
 
     def cut_power(self) -> None:
-        """Forget what was not synced (a created file that was never synced is gone as a whole)."""
+        """Drop what was not synced; a created file that was never synced is gone as a whole."""
         self.files = {path: bytearray(content) for path, content in self.synced.items()}
 
     def open(self, path: str) -> MemoryFile:

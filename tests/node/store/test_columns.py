@@ -15,7 +15,7 @@ words = st.integers(0, (1 << 32) - 1)
 
 
 @given(st.lists(words), st.lists(st.integers(0, (1 << 64) - 1)))
-def test_numbers_are_packed_as_one_by_one(small: list[int], large: list[int]) -> None:
+def test_packing_numbers_together_equals_packing_them_singly(small: list[int], large: list[int]) -> None:
     assert pack_words(small) == b"".join(struct.pack(">I", number) for number in small)
     assert pack_longs(large) == b"".join(struct.pack(">Q", number) for number in large)
     upper, lower = split_longs(large)
@@ -28,7 +28,7 @@ def test_numbers_are_packed_as_one_by_one(small: list[int], large: list[int]) ->
 
 
 @given(st.lists(words, min_size=1, max_size=9), st.integers(1, 7), st.data())
-def test_a_table_is_its_rows(row: list[int], count: int, data: st.DataObject) -> None:
+def test_pack_table_equals_packing_row_by_row(row: list[int], count: int, data: st.DataObject) -> None:
     numbers = data.draw(st.sets(st.integers(0, len(row) - 1)))
     columns = [(number, data.draw(st.lists(words, min_size=count, max_size=count))) for number in numbers]
     expected = b""
@@ -44,7 +44,7 @@ def test_a_table_is_its_rows(row: list[int], count: int, data: st.DataObject) ->
     st.integers(-5, 1 << 64) | st.integers((1 << 32) - 500, 1 << 32) | st.integers((1 << 63) - 50, 1 << 63),
     st.integers(1, 9), st.integers(1, 99),
 )  # fmt: skip
-def test_a_progression_is_what_it_counts_or_nothing(first: int, count: int, step: int) -> None:
+def test_a_progression_yields_its_numbers_or_none_outside_its_range(first: int, count: int, step: int) -> None:
     numbers = [first + step * at for at in range(count)]
     found = progression(first, count, step)
     if found is None:

@@ -94,7 +94,7 @@ def test_no_record_straddles_two_files(tmp_path: Path) -> None:
         await log.close()
         bodies = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
         assert independent_parse(tmp_path) == [(at, body) for (at, _), body in zip(placed, bodies, strict=True)]
-        assert placed[1][0] == 300, "a record that leaves room for a blank one's head stays"
+        assert placed[1][0] == 300, "a record that leaves room for a blank's head stays"
         assert sorted(path.name for path in tmp_path.iterdir())[:2] == ["0" * 20, f"{SEGMENT:020d}"]
         with pytest.raises(LogRefuses, match="closing"):
             put(log, b"x")
@@ -174,7 +174,7 @@ def test_recovery_keeps_the_whole_records_before_the_first_broken_one(
     shutil.rmtree(directory)
 
 
-def test_missing_durable_bytes_are_named(tmp_path: Path) -> None:
+def test_a_log_that_lacks_durable_bytes_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         log = new_log(tmp_path)
         await log.open(durable_position=0, is_clean=False)
@@ -247,7 +247,7 @@ def test_one_sync_serves_a_whole_group(tmp_path: Path) -> None:
 
 @pytest.mark.mechanism("OS page cache busy")
 @pytest.mark.mechanism("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
-def test_a_sync_that_stalls_is_told_and_then_makes_appends_busy(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_stalled_sync_fails_waiting_appends_and_refuses_new_ones_as_busy(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
     monkeypatch.setattr(module, "BUSY_S", 0.05)
 
@@ -274,7 +274,7 @@ def test_a_sync_that_stalls_is_told_and_then_makes_appends_busy(tmp_path: Path, 
     run(scenario)
 
 
-def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any) -> None:
+def test_appends_fail_while_the_disk_fails_and_succeed_once_it_recovers(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
 
     async def scenario() -> None:
@@ -300,7 +300,7 @@ def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any
 
 @pytest.mark.mechanism("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
 @pytest.mark.parametrize("mode", ["sync", "async", "transient"])
-def test_an_error_that_nobody_foresaw_does_not_end_writing(
+def test_an_unexpected_error_does_not_end_writing(
     tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
@@ -311,7 +311,7 @@ def test_an_error_that_nobody_foresaw_does_not_end_writing(
         log = new_log(tmp_path, disk=disk, mode=mode)
         await log.open(durable_position=0, is_clean=False)
         stored = put(log, b"kept")[1]
-        while "an error of its own" not in caplog.text:  # noqa: ASYNC110  # the log is no event
+        while "an error of its own" not in caplog.text:  # noqa: ASYNC110  # a log line sets no event
             await asyncio.sleep(0.005)
         assert stored.done() == (mode == "transient")
         disk.error = None
@@ -323,7 +323,7 @@ def test_an_error_that_nobody_foresaw_does_not_end_writing(
     run(scenario)
 
 
-def test_an_error_of_who_is_told_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_error_in_one_callback_does_not_block_the_others(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
 
     def raises(error: Exception | None) -> None:
@@ -341,7 +341,7 @@ def test_an_error_of_who_is_told_keeps_nobody_else_waiting(tmp_path: Path, monke
     run(scenario)
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_asynchronous_flush(
+def test_an_unexpected_error_does_not_end_the_asynchronous_flush(
     tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
@@ -368,7 +368,7 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_asynchronous_flush(
     run(scenario)
 
 
-def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path) -> None:
+def test_an_asynchronous_flush_waits_for_the_interval_and_four_pages(tmp_path: Path) -> None:
     assert FlushPolicy(interval_ms=500, least_pages=4, thorough_interval_ms=10_000) == DEFAULT_FLUSH
 
     async def scenario() -> None:
@@ -389,7 +389,7 @@ def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path) ->
 
 
 @pytest.mark.mechanism("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
-def test_the_thorough_flush_takes_what_is_little(tmp_path: Path) -> None:
+def test_the_thorough_flush_syncs_less_than_the_least_pages_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         flush = FlushPolicy(interval_ms=10, least_pages=1000, thorough_interval_ms=30)
         log = new_log(tmp_path, mode="async", segment=1 << 20, flush=flush)
@@ -405,7 +405,7 @@ def test_the_thorough_flush_takes_what_is_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.mechanism("CommitRealTime + transient pool")
-def test_the_transient_buffer_is_written_a_moment_after_it_is_acknowledged(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_transient_buffer_is_written_after_its_append_is_acknowledged(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "COMMIT_INTERVAL_S", 0.05)
 
     async def scenario() -> None:
@@ -427,8 +427,8 @@ def test_the_transient_buffer_is_written_a_moment_after_it_is_acknowledged(tmp_p
 
 @pytest.mark.mechanism("Orderly shutdown flush")
 @pytest.mark.parametrize("mode", ["sync", "async", "transient"])
-def test_closing_tries_once_more_what_the_disk_refused(tmp_path: Path, mode: str) -> None:
-    """The next try is not due yet when a full disk has room again: a sender of mode `transient` had his answer."""
+def test_closing_retries_once_what_the_disk_refused(tmp_path: Path, mode: str) -> None:
+    """The disk recovers before the retry is due; in mode `transient` the append is already acknowledged."""
 
     async def scenario() -> None:
         disk = SlowDisk()
@@ -443,12 +443,12 @@ def test_closing_tries_once_more_what_the_disk_refused(tmp_path: Path, mode: str
         disk.error = None
         await log.close()
         assert [body for _, body in independent_parse(tmp_path)] == [b"refused at first"]
-        assert log.synced_position == log.end_position, "the stop was an orderly one"
+        assert log.synced_position == log.end_position, "an orderly stop syncs the whole log"
 
     run(scenario)
 
 
-def test_closing_with_a_disk_that_still_refuses_ends(tmp_path: Path) -> None:
+def test_closing_ends_although_the_disk_still_refuses(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = SlowDisk()
         log = new_log(tmp_path, disk=disk)
@@ -481,7 +481,7 @@ def test_reading_where_no_record_begins_is_refused(tmp_path: Path) -> None:
 
 
 def records_of(log: CommitLog) -> list[bytes]:
-    """Every record, blank ones too, from the log's begin to its end."""
+    """Every record, blanks included, from the log's begin to its end."""
     found, at = [], log.begin_position
     while at < log.end_position:
         found.append(log.record_at(at)[0])
@@ -491,7 +491,7 @@ def records_of(log: CommitLog) -> list[bytes]:
 
 @given(sizes=st.lists(st.integers(0, 200), min_size=1, max_size=20), data=st.data())
 @settings(max_examples=30)
-def test_a_copy_that_is_cut_and_goes_on_is_the_same_files(
+def test_a_copy_that_is_cut_and_continued_has_the_same_records(
     tmp_path_factory: Any, sizes: list[int], data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("copy")
@@ -524,7 +524,7 @@ def test_a_copy_that_is_cut_and_goes_on_is_the_same_files(
     assert independent_parse(directory / "slave") == independent_parse(directory / "master")
 
 
-def test_a_copy_may_begin_where_the_other_log_does(tmp_path: Path) -> None:
+def test_a_copy_may_begin_at_a_later_position(tmp_path: Path) -> None:
     async def main() -> None:
         slave = new_log(tmp_path / "log")
         await slave.open(durable_position=0, is_clean=False)

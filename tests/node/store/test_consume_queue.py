@@ -28,7 +28,7 @@ def fill(queue: ConsumeQueue, count: int) -> list[Unit]:
 
 
 @pytest.mark.mechanism("ConsumeQueue 20 B: offset8,size4,tagHash8")
-def test_golden_units(disk: Any) -> None:
+def test_unit_encoding_golden_bytes(disk: Any) -> None:
     queue = make(disk)
     queue.append(0, 0x0102030405060708, 0x0A0B0C0D, -1)
     queue.append(1, 48, 107, 3552231)
@@ -67,7 +67,7 @@ def test_a_repeated_number_changes_nothing_and_a_gap_is_refused(disk: Any) -> No
     count=st.integers(0, 60),
     units_per_file=st.integers(1, 7),
 )
-def test_reads_agree_with_a_list_wherever_the_units_lie(
+def test_reads_agree_with_a_list_in_memory_and_across_files(
     new_disk: Any, steps: list[int | str], offset: int, count: int, units_per_file: int
 ) -> None:
     queue = make(new_disk(), units_per_file=units_per_file, max_open=2)
@@ -87,7 +87,7 @@ def test_units_can_be_read_while_they_are_being_written(disk: Any) -> None:
     units = fill(queue, 5)
     disk.before_write = lambda path: seen.append(queue.read(0, 10))
     asyncio.run(queue.flush())
-    assert seen == [units] * 6  # three files, looked at before each is made and before each is written
+    assert seen == [units] * 6  # three files, read before each is created and before each is written
 
 
 def test_a_failed_write_keeps_the_units_for_the_next_try(disk: Any) -> None:
@@ -118,11 +118,11 @@ def test_restoring_cuts_back_to_the_given_bounds(disk: Any, keep: int) -> None:
     more = fill(queue, 3)
     asyncio.run(queue.flush())
     assert queue.read(0, 100) == units[:keep] + more
-    assert asyncio.run(make(disk).restore(0, keep + 3, queue.sums())), "the sums go on from the restored ones"
+    assert asyncio.run(make(disk).restore(0, keep + 3, queue.sums())), "the checksums continue from the restored ones"
 
 
-def test_no_flipped_bit_is_restored(disk: Any, caplog: Any) -> None:
-    """Least of all one in a hash of tags, which would hide the message from its consumers."""
+def test_a_queue_with_a_flipped_bit_is_not_restored(disk: Any, caplog: Any) -> None:
+    """A flipped bit in a tag hash would hide the message from its consumers."""
     queue = make(disk)
     fill(queue, 9)
     asyncio.run(queue.flush())
@@ -142,8 +142,8 @@ def test_no_flipped_bit_is_restored(disk: Any, caplog: Any) -> None:
     st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["flush", "sums", "trim", "restore"])), max_size=20),
     st.integers(0, 20),
 )
-def test_sums_are_those_of_the_files(new_disk: Any, steps: list[Any], first: int) -> None:
-    """Whenever they are asked for: what is flushed then is a continuation of what they speak of."""
+def test_checksums_match_the_files(new_disk: Any, steps: list[Any], first: int) -> None:
+    """At any time: a later flush only continues the bytes that they cover."""
     disk = new_disk()
     queue = make(disk)
     queue.begin_at(first)
@@ -182,7 +182,7 @@ def test_restoring_refuses_files_that_lack_units(disk: Any, damage: str) -> None
     assert not asyncio.run(make(disk).restore(0, 9, sums))
 
 
-def test_a_file_that_shrank_while_in_use_is_an_error_not_a_short_answer(disk: Any) -> None:
+def test_reading_a_file_that_shrank_while_in_use_is_an_error(disk: Any) -> None:
     queue = make(disk)
     fill(queue, 3)
     asyncio.run(queue.flush())
@@ -191,7 +191,7 @@ def test_a_file_that_shrank_while_in_use_is_an_error_not_a_short_answer(disk: An
         queue.read(0, 3)
 
 
-def test_a_queue_may_begin_behind_its_first_message(disk: Any) -> None:
+def test_a_queue_may_begin_at_a_later_offset(disk: Any) -> None:
     queue = make(disk)
     queue.begin_at(6)
     units = fill(queue, 4)
@@ -219,7 +219,7 @@ def test_open_files_are_bounded(disk: Any) -> None:
     assert disk.open_handles == 0
 
 
-def test_crcs_lie_beside_the_units(disk: Any) -> None:
+def test_record_crcs_are_stored_and_restored_with_the_units(disk: Any) -> None:
     def make_both() -> ConsumeQueue:
         return ConsumeQueue(disk, FileCache(disk), "/q/t/0", units_per_file=4, crc_directory="/c/t/0")
 
@@ -246,7 +246,7 @@ unit_rows = st.lists(st.tuples(st.integers(0, (1 << 63) - 1), sizes, longs, st.i
 
 
 @given(unit_rows | st.tuples(sizes, longs, unit_rows).map(lambda same: [(p, *same[:2], c) for p, _, _, c in same[2]]))
-def test_units_are_packed_together_as_one_by_one(rows: list[tuple[int, int, int, int]]) -> None:
+def test_packing_units_together_equals_packing_them_singly(rows: list[tuple[int, int, int, int]]) -> None:
     positions, all_sizes, tags, crcs = ([row[column] for row in rows] for column in range(4))
     singly = [pack_unit(*row) for row in rows]
     expected = b"".join(unit for unit, _ in singly), b"".join(crc for _, crc in singly)

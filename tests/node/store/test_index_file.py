@@ -38,7 +38,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.mechanism("IndexFile")
-def test_the_file_is_that_of_the_field_byte_for_byte(new_index: Any, tmp_path: Path) -> None:
+def test_the_file_has_the_rocketmq_format_byte_for_byte(new_index: Any, tmp_path: Path) -> None:
     index = new_index(slots=4, entries=10)
     index.restore(None)
     index.dispatch(record(48, "a", stored_ms=1000))
@@ -53,13 +53,13 @@ def test_the_file_is_that_of_the_field_byte_for_byte(new_index: Any, tmp_path: P
     assert files(tmp_path / "index") == {f"{48:020d}": expected}
 
 
-def test_hashes_are_those_of_java() -> None:
+def test_key_hashes_match_those_of_java() -> None:
     for topic, key in (("t", "a"), ("topic", "KEY-0001" * 7), ("t", "é"), ("t", "x" * 2000), ("%RETRY%g", "")):
         assert key_hash(topic, key) == abs(java_string_hash(f"{topic}#{key}"))
     assert java_string_hash("polygenelubricants") == -(1 << 31)
 
 
-def test_keys_are_split_at_blanks_and_the_unique_one_counts() -> None:
+def test_keys_are_split_at_blanks_and_include_the_unique_key() -> None:
     assert keys_of("UNIQ_KEY\x01u\x02KEYS\x01a  b\x02") == ["u", "a", "b"]
     assert keys_of("TAGS\x01KEYS\x02") == []
     assert len(keys_of("KEYS\x01" + " ".join(map(str, range(1000))) + "\x02")) == 64
@@ -72,7 +72,7 @@ Messages = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(Messages, st.integers(0, 40), st.integers(0, 40), st.integers(1, 8))
-def test_find_agrees_with_looking_at_everything(
+def test_find_agrees_with_a_full_scan(
     tmp_path_factory: pytest.TempPathFactory, sent: Any, begin_s: int, length_s: int, most: int
 ) -> None:
     from node.real_runtime import real_runtime
@@ -99,7 +99,7 @@ def test_find_agrees_with_looking_at_everything(
     index.close()
 
 
-def test_a_rebuilt_index_is_the_same_and_a_full_file_is_followed(new_index: Any, tmp_path: Path) -> None:
+def test_a_rebuilt_index_has_the_same_files_and_a_full_file_is_followed(new_index: Any, tmp_path: Path) -> None:
     first, second = new_index("one"), new_index("two")
     for index in (first, second):
         index.restore(None)
@@ -114,12 +114,14 @@ def test_a_rebuilt_index_is_the_same_and_a_full_file_is_followed(new_index: Any,
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert len(files(tmp_path / "one")) == 12
     asyncio.run(first.remove_before(1200))
-    assert first.find("t", "x", begin_ms=0, end_ms=10**9, most=64)[0] == 1200, "that of 1100 is still in a file"
+    assert first.find("t", "x", begin_ms=0, end_ms=10**9, most=64)[0] == 1200, (
+        "1100 is still in a file, but is not found"
+    )
     assert len(files(tmp_path / "one")) == 6
 
 
 @pytest.mark.parametrize("turns", range(1, 12))
-def test_files_that_go_while_they_are_written_fail_no_checkpoint_and_stay_gone(
+def test_files_removed_during_a_flush_do_not_fail_it_and_stay_removed(
     new_index: Any, tmp_path: Path, turns: int
 ) -> None:
     async def scenario() -> None:
@@ -138,7 +140,7 @@ def test_files_that_go_while_they_are_written_fail_no_checkpoint_and_stay_gone(
     asyncio.run(scenario())
 
 
-def test_a_crash_after_the_files_were_written_leads_back_to_the_checkpoint(new_index: Any, tmp_path: Path) -> None:
+def test_after_a_crash_newer_files_are_rolled_back_to_the_checkpoint(new_index: Any, tmp_path: Path) -> None:
     messages = [record(number * 100, f"k{number % 3}", stored_ms=1000 * number) for number in range(12)]
     index = new_index(entries=100)
     index.restore(None)
@@ -148,7 +150,7 @@ def test_a_crash_after_the_files_were_written_leads_back_to_the_checkpoint(new_i
     asyncio.run(index.flush())
     for message in messages[5:9]:
         index.dispatch(message)
-    asyncio.run(index.flush())  # written, and the checkpoint that would say so is not
+    asyncio.run(index.flush())  # written, but not covered by a checkpoint
     again = new_index(entries=100)
     again.restore(checkpoint)
     for key in range(3):
@@ -165,7 +167,7 @@ def test_a_crash_after_the_files_were_written_leads_back_to_the_checkpoint(new_i
     assert files(tmp_path / "index") == files(tmp_path / "other")
 
 
-def test_files_that_do_not_fit_the_checkpoint_are_not_believed(new_index: Any, tmp_path: Path) -> None:
+def test_files_that_do_not_match_the_checkpoint_are_refused(new_index: Any, tmp_path: Path) -> None:
     index = new_index(entries=100)
     index.restore(None)
     for number in range(5):
@@ -183,7 +185,7 @@ def test_files_that_do_not_fit_the_checkpoint_are_not_believed(new_index: Any, t
         new_index(entries=100).restore(state)
 
 
-def test_files_nobody_knows_are_removed(new_index: Any, tmp_path: Path) -> None:
+def test_unknown_files_are_removed(new_index: Any, tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / f"{77:020d}").write_bytes(b"old")
     index = new_index()
@@ -193,8 +195,8 @@ def test_files_nobody_knows_are_removed(new_index: Any, tmp_path: Path) -> None:
     assert list(files(tmp_path / "index")) == [f"{0:020d}"]
 
 
-def test_no_flipped_bit_is_restored(new_index: Any, tmp_path: Path) -> None:
-    """Neither in an entry nor in a slot, in no file: a query would find nothing, and nobody would know."""
+def test_an_index_with_a_flipped_bit_is_not_restored(new_index: Any, tmp_path: Path) -> None:
+    """In any entry or slot of any file: otherwise a query would silently miss messages."""
     index = new_index()
     index.restore(None)
     for number in range(10):
@@ -223,8 +225,10 @@ def test_no_flipped_bit_is_restored(new_index: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("from_byte", [0, 60])
-def test_a_bad_sector_is_damage(new_index: Any, monkeypatch: pytest.MonkeyPatch, from_byte: int) -> None:
-    """So that the index is made anew, and the broker starts."""
+def test_an_unreadable_file_is_reported_as_damaged(
+    new_index: Any, monkeypatch: pytest.MonkeyPatch, from_byte: int
+) -> None:
+    """So the index is rebuilt and the broker starts."""
     index = new_index()
     index.restore(None)
     index.dispatch(record(100, "k"))
@@ -243,7 +247,7 @@ def test_a_bad_sector_is_damage(new_index: Any, monkeypatch: pytest.MonkeyPatch,
         new_index().restore(state)
 
 
-def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: Any, tmp_path: Path) -> None:
+def test_slots_ahead_of_the_snapshot_are_rolled_back_and_then_verified(new_index: Any, tmp_path: Path) -> None:
     index = new_index(entries=50)
     index.restore(None)
     for number in range(9):
@@ -267,19 +271,21 @@ def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: An
         except ValueError:
             refused += 1
         content[at] ^= 1
-    assert refused >= 3 * 7, "a slot that leads to a later entry of its own chain is led back all the same"
+    assert refused >= 3 * 7, (
+        "only a slot that leads to a later entry of its own chain is rolled back in spite of damage"
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 7, 1023, 1024, 1025, 5000])
-def test_empty_slots_have_the_checksums_of_slots_that_are_looked_at(slots: int) -> None:
-    looked_at, known = (_IndexFile("f", slots, _Header()) for _ in range(2))
-    looked_at.sum_anew(array("i", bytes(4 * slots)), range(-(-slots // 1024)))
+def test_the_known_checksums_of_empty_slots_equal_computed_ones(slots: int) -> None:
+    computed, known = (_IndexFile("f", slots, _Header()) for _ in range(2))
+    computed.sum_anew(array("i", bytes(4 * slots)), range(-(-slots // 1024)))
     known.sum_empty()
-    assert known._page_crcs == looked_at._page_crcs
+    assert known._page_crcs == computed._page_crcs
 
 
 @given(size=st.integers(1, 9 * 1024), used=st.dictionaries(st.integers(0, 9 * 1024 - 1), st.integers(0, 2**31 - 1)))
-def test_pages_that_are_not_looked_at_are_empty(size: int, used: dict[int, int]) -> None:
+def test_used_pages_are_exactly_those_with_entries(size: int, used: dict[int, int]) -> None:
     slots = array("i", bytes(4 * size))
     for slot, number in used.items():
         if slot < size:

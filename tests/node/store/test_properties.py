@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from node.store.properties import PropertyError, decode_properties, encode_properties, property_value
 
 
-def test_pairs_are_ended_by_separators() -> None:
+def test_every_encoded_pair_ends_with_a_separator() -> None:
     assert encode_properties({"TAGS": "a", "KEYS": "k1 k2"}) == "TAGS\x01a\x02KEYS\x01k1 k2\x02"
     assert encode_properties({}) == ""
 
@@ -36,7 +36,7 @@ def test_a_value_may_hold_the_inner_separator_when_read() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a": "b\x02"}, {"": "b"}])
-def test_what_would_not_read_back_is_refused(properties: dict[str, str]) -> None:
+def test_properties_that_would_not_read_back_are_refused(properties: dict[str, str]) -> None:
     with pytest.raises(PropertyError):
         encode_properties(properties)
 

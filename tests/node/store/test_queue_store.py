@@ -1,4 +1,4 @@
-"""The checkpoint of the consume queues: what survives, what is rebuilt."""
+"""The checkpoint of the consume queues: what survives, and what is rebuilt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def filled(disk: Any) -> QueueStore:
     return store
 
 
-def test_a_checkpoint_survives_a_power_cut_and_what_came_later_does_not(disk: Any) -> None:
+def test_restoring_returns_to_the_checkpoint_with_and_without_a_power_cut(disk: Any) -> None:
     store = filled(disk)
     at_checkpoint = contents(disk)
     append(store, "a", 0, 3)
@@ -65,7 +65,7 @@ def test_a_checkpoint_survives_a_power_cut_and_what_came_later_does_not(disk: An
     assert asked == [(41, 3), (41, 3)]
 
 
-def test_appends_during_a_checkpoint_stay_for_the_next(disk: Any) -> None:
+def test_appends_during_a_checkpoint_belong_to_the_next_one(disk: Any) -> None:
     store = make(disk)
     append(store, "a", 0, 2)
     appended: list[int] = []
@@ -96,7 +96,7 @@ def test_without_a_checkpoint_everything_is_rebuilt(disk: Any) -> None:
     "damage", ["entry not in log", "flipped bit", "truncated checkpoint", "missing file", "short file", "file size",
                "flipped unit", "bad sector", "bad sector of the checkpoint"]
 )  # fmt: skip
-def test_whatever_does_not_fit_is_rebuilt(disk: Any, damage: str) -> None:
+def test_queues_that_do_not_match_the_checkpoint_are_rebuilt(disk: Any, damage: str) -> None:
     filled(disk)
     content = disk.files[CHECKPOINT]
     if damage == "flipped bit":
@@ -124,14 +124,14 @@ def test_whatever_does_not_fit_is_rebuilt(disk: Any, damage: str) -> None:
     assert bounds(again) == {("a", 0): 5, ("a", 1): 1, ("b", 7): 9}
 
 
-def test_rebuilt_queues_have_the_same_bytes(disk: Any, new_disk: Any) -> None:
+def test_the_same_appends_give_the_same_bytes(disk: Any, new_disk: Any) -> None:
     filled(disk)
     other = new_disk()
     filled(other)
     assert contents(disk) == contents(other) != {}
 
 
-def test_a_full_disk_keeps_the_former_checkpoint_and_the_units(disk: Any) -> None:
+def test_a_checkpoint_refused_by_a_full_disk_keeps_its_units_for_the_next(disk: Any) -> None:
     store = filled(disk)
     append(store, "a", 0, 2)
     disk.fail_writes = True
@@ -145,7 +145,7 @@ def test_a_full_disk_keeps_the_former_checkpoint_and_the_units(disk: Any) -> Non
     assert asyncio.run(make(disk).restore(always)) == later
 
 
-def test_after_a_failed_fsync_no_checkpoint_is_believed_any_more(disk: Any) -> None:
+def test_after_a_failed_fsync_no_later_checkpoint_is_used(disk: Any) -> None:
     store = filled(disk)
     append(store, "a", 0, 2)
     disk.fail_syncs = True
@@ -167,19 +167,19 @@ def test_an_idle_checkpoint_syncs_no_queue(disk: Any) -> None:
     assert disk.sync_count == before + 2, "units and CRCs"
 
 
-def test_a_message_that_comes_in_a_row_ends_what_was_presumed_of_its_queue(disk: Any) -> None:
-    for in_a_row in (False, True):
+def test_an_appended_message_or_batch_ends_the_presumption_about_its_queue(disk: Any) -> None:
+    for in_batch in (False, True):
         store = make(disk)
         store.presume("a", 0, 7)
         assert store.presumed == [("a", 0)]
-        if in_a_row:
+        if in_batch:
             assert store.append_units("a", 0, 7, bytes(20), bytes(4))
         else:
             assert store.append("a", 0, 7, physical_offset=0, size_bytes=0, tag_hash=0)
         assert store.presumed == []
 
 
-def test_a_checkpoint_under_way_is_not_believed_when_its_queues_are_distrusted(disk: Any) -> None:
+def test_a_checkpoint_under_way_is_void_once_its_queues_are_distrusted(disk: Any) -> None:
     store = filled(disk)
     append(store, "a", 0, 1)
     write = disk.write_file_atomic
@@ -194,17 +194,17 @@ def test_a_checkpoint_under_way_is_not_believed_when_its_queues_are_distrusted(d
     assert asyncio.run(make(disk).restore(always)) == NOTHING_DISPATCHED
 
 
-def bases(disk: Any, row: str) -> list[int]:
-    """Of the files of queue a/0, in units."""
-    return [int(name) // {"/q": 20, "/q.crc": 4}[row] for name in disk.list(f"{row}/a/0")]
+def bases(disk: Any, directory: str) -> list[int]:
+    """The first offsets of the files of queue a/0."""
+    return [int(name) // {"/q": 20, "/q.crc": 4}[directory] for name in disk.list(f"{directory}/a/0")]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["trim", "checkpoint", "restore"])), max_size=20))
-def test_files_of_what_is_gone_go_once_a_checkpoint_says_so(new_disk: Any, steps: list[Any]) -> None:
-    """Never the last; what is left is what the checkpoint needs."""
+def test_files_before_the_trimmed_offset_are_removed_with_the_next_checkpoint(new_disk: Any, steps: list[Any]) -> None:
+    """But never the last one; the others left are those that the checkpoint needs."""
     disk = new_disk()
-    store, said = make(disk), (0, 0)
+    store, recorded = make(disk), (0, 0)
     append(store, "a", 0, 1)
     for step in [*steps, "checkpoint"]:
         queue = store.find("a", 0)
@@ -213,25 +213,25 @@ def test_files_of_what_is_gone_go_once_a_checkpoint_says_so(new_disk: Any, steps
             store.trim((queue.min_offset + queue.max_offset + 1) // 2)
         elif step == "checkpoint":
             asyncio.run(store.checkpoint(MARK))
-            said = queue.min_offset, queue.max_offset
-            least = min(said[0] // 4 * 4, (said[1] - 1) // 4 * 4)
-            for row in ("/q", "/q.crc"):  # `restore` leaves no file of a queue that holds nothing
-                assert min(bases(disk, row), default=least) == least
+            recorded = queue.min_offset, queue.max_offset
+            least = min(recorded[0] // 4 * 4, (recorded[1] - 1) // 4 * 4)
+            for directory in ("/q", "/q.crc"):  # `restore` leaves no file of a queue that holds nothing
+                assert min(bases(disk, directory), default=least) == least
             after_a_power_cut = new_disk()
             after_a_power_cut.files = {path: bytearray(content) for path, content in disk.synced.items()}
             again = make(after_a_power_cut)
             assert asyncio.run(again.restore(always)) == MARK
             restored = again.find("a", 0)
-            assert restored is not None and (restored.min_offset, restored.max_offset) == said
-            assert [unit.physical_offset for unit in restored.read(said[0], 999)] == list(range(*said))
-        elif step == "restore" and said != (0, 0):
+            assert restored is not None and (restored.min_offset, restored.max_offset) == recorded
+            assert [unit.physical_offset for unit in restored.read(recorded[0], 999)] == list(range(*recorded))
+        elif step == "restore" and recorded != (0, 0):
             store = make(disk)
             assert asyncio.run(store.restore(always)) == MARK
         elif isinstance(step, int):
             append(store, "a", 0, step)
 
 
-def test_each_step_of_a_removal_may_be_the_last(disk: Any, new_disk: Any, caplog: Any) -> None:
+def test_a_removal_may_be_interrupted_after_any_file(disk: Any, new_disk: Any, caplog: Any) -> None:
     store = make(disk)
     append(store, "a", 0, 23)
     asyncio.run(store.checkpoint(MARK))
@@ -262,7 +262,7 @@ def test_each_step_of_a_removal_may_be_the_last(disk: Any, new_disk: Any, caplog
     assert disk.open_handles == 0
 
 
-def test_nothing_is_removed_before_the_checkpoint_is_durable(disk: Any) -> None:
+def test_no_file_is_removed_before_the_checkpoint_is_durable(disk: Any) -> None:
     store = make(disk)
     append(store, "a", 0, 23)
     asyncio.run(store.checkpoint(MARK))

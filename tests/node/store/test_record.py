@@ -123,14 +123,14 @@ def test_body_crc_clears_the_sign_bit() -> None:
     assert decoded.body_crc == body_crc(body)
 
 
-def test_summary() -> None:
+def test_a_summary_holds_the_fields_and_extra_bytes_are_refused() -> None:
     fields = summarize_record(GOLDEN)
     assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA", "TAGS\x01tagA\x02", 0, b"")
     with pytest.raises(RecordError, match="behind the record"):
         summarize_record(GOLDEN + b"\0")
 
 
-def test_every_single_bit_flip_in_the_body_is_found() -> None:
+def test_every_single_bit_flip_in_the_body_is_detected() -> None:
     for bit in range(88 * 8, 93 * 8):
         damaged = bytearray(GOLDEN)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -147,7 +147,7 @@ def test_every_truncation_is_refused() -> None:
     assert decode_records(b"") == []
 
 
-def test_records_in_a_row_and_the_position_of_the_bad_one() -> None:
+def test_consecutive_records_decode_and_the_error_names_the_bad_ones_position() -> None:
     assert decode_records(GOLDEN * 3) == [MESSAGE] * 3
     with pytest.raises(RecordError, match="offset 107: magic") as caught:
         decode_records(GOLDEN + b"\0" * 107)
@@ -169,7 +169,7 @@ def test_records_in_a_row_and_the_position_of_the_bad_one() -> None:
         (94, b"\xff", "UTF-8"),
     ],
 )
-def test_bad_fields_are_named(field_at: int, value: bytes, reason: str) -> None:
+def test_the_error_names_the_bad_field(field_at: int, value: bytes, reason: str) -> None:
     damaged = bytearray(GOLDEN)
     damaged[field_at : field_at + len(value)] = value
     with pytest.raises(RecordError, match=reason):
@@ -187,7 +187,7 @@ def test_bad_fields_are_named(field_at: int, value: bytes, reason: str) -> None:
         ({"store_host": "127.0.0.1"}, "ip:port"),
     ],
 )
-def test_messages_that_do_not_fit_are_refused(changes: dict[str, str], reason: str) -> None:
+def test_messages_with_oversized_or_invalid_fields_are_refused(changes: dict[str, str], reason: str) -> None:
     fields: dict[str, object] = {"topic": "t", "queue_id": 0, "body": b""} | changes
     with pytest.raises(RecordError, match=reason):
         batch_of_one(**fields)  # type: ignore[arg-type]
@@ -245,14 +245,14 @@ def test_round_trip(
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_never_decode_to_anything_but_an_error(data: bytes) -> None:
+def test_random_bytes_are_refused(data: bytes) -> None:
     if data:
         with pytest.raises(RecordError):
             decode_records(data)
 
 
 @given(st.integers(0, len(GOLDEN) - 1), st.integers(1, 255))
-def test_a_changed_byte_is_an_error_or_another_field_never_a_crash(at: int, mask: int) -> None:
+def test_a_changed_byte_is_refused_or_leaves_the_body_intact(at: int, mask: int) -> None:
     damaged = bytearray(GOLDEN)
     damaged[at] ^= mask
     try:
@@ -268,10 +268,10 @@ def test_a_changed_byte_is_an_error_or_another_field_never_a_crash(at: int, mask
     st.sampled_from(["t", "é", "a" * 127]), st.sampled_from(["1.2.3.4:5", "[::1]:5"]), st.integers(-(2**63), 2**63 - 1),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2), st.integers(-3, 3),
 )  # fmt: skip
-def test_the_quick_summary_is_the_thorough_one(
+def test_the_fast_path_of_the_summary_agrees_with_the_slow_path(
     body: bytes, text: str, topic: str, host: str, number: int, changes: list[tuple[int, int]], longer: int
 ) -> None:
-    """Of every record and of what was one before bytes of it were changed, cut off or added."""
+    """For intact records, and for records with bytes changed, cut off or added."""
     batch = batch_of_one(
         topic=topic, queue_id=3, body=body, properties_text=text, born_host=host, prepared_transaction_offset=number
     )

@@ -1,4 +1,4 @@
-"""Batches of records: each record is the one that its message would have alone, and that the format describes."""
+"""Batches of records: each record equals the one that its message would have alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNIFORM = st.tuples(INT32, st.integers(0, 40), st.sampled_from([0, 0, 5])).flatm
     | UNIFORM,
     st.integers(0, 2**40), st.integers(0, 2**62), st.sampled_from([0, 9, -7]),
 )  # fmt: skip
-def test_a_batch_of_records_is_the_records_one_by_one(
+def test_a_batch_encodes_each_message_as_it_would_be_alone(
     topic: str, queue_id: int, sys_flag: int, born: str, store: str, messages: Any, offset: int, position: int,
     prepared: int,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The three timestamps of the checkpoint, for whoever inspects a store."""
+"""The three timestamps of the checkpoint, for the inspection of a store."""
 
 from __future__ import annotations
 

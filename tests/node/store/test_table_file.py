@@ -1,4 +1,4 @@
-"""Tables in files: every flipped bit is noticed, and the predecessor steps in."""
+"""Tables in files: every flipped bit is detected, and the predecessor is used instead."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write(path: Path, table: dict[str, Any]) -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.dictionaries(st.text(), st.integers()), min_size=1))
-def test_what_is_written_is_read(table: dict[str, Any]) -> None:
+def test_an_encoded_table_decodes_to_itself(table: dict[str, Any]) -> None:
     table.pop("crc32", None)
     if table:
         assert decode_table(encode_table(table)) == table
 
 
-def test_a_table_that_cannot_be_read_is_not_given_up_for_an_older_one(disk: Any) -> None:
-    """The disk may give it back the next time; what is written later takes its place all the same."""
+def test_an_unreadable_table_is_an_error_and_not_replaced_by_its_predecessor(disk: Any) -> None:
+    """The next read may succeed; a later write replaces the table in any case."""
     for number in (1, 2):
         asyncio.run(write_table(disk, "/t", {"n": number}))
     disk.bad_paths.add("/t")
@@ -55,12 +55,12 @@ def test_no_flipped_bit_gives_another_table() -> None:
     assert detected >= 8 * (len(data) - len(b',"crc32":"00000000"}')), "only flips in the checksum's name may pass"
 
 
-def test_a_table_of_rocketmq_has_no_checksum() -> None:
+def test_a_table_of_rocketmq_without_a_checksum_is_accepted() -> None:
     assert decode_table(json.dumps(TABLE, indent=2).encode()) == TABLE
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "zero", "empty", "gone", "list"])
-def test_the_predecessor_steps_in(tmp_path: Path, damage: str, caplog: Any) -> None:
+def test_a_damaged_table_is_replaced_by_its_predecessor(tmp_path: Path, damage: str, caplog: Any) -> None:
     path = tmp_path / "table.json"
     write(path, {"n": 1})
     assert not (tmp_path / "table.json.bak").exists()
@@ -84,10 +84,12 @@ def test_the_predecessor_steps_in(tmp_path: Path, damage: str, caplog: Any) -> N
     assert "going on with its predecessor" in caplog.text
     write(path, {"n": 3})
     assert read_table(DISK, str(path)) == {"n": 3}
-    assert decode_table((tmp_path / "table.json.bak").read_bytes()) == {"n": 1}, "damage is no predecessor"
+    assert decode_table((tmp_path / "table.json.bak").read_bytes()) == {"n": 1}, (
+        "a damaged table must not become the predecessor"
+    )
 
 
-def test_nothing_is_made_up_when_both_are_damaged(tmp_path: Path) -> None:
+def test_damage_without_an_intact_predecessor_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     assert read_table(DISK, str(path)) is None
     path.write_bytes(b"{")

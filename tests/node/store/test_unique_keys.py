@@ -1,4 +1,4 @@
-"""Keys found for many messages at once are those that each message has."""
+"""Keys found for many messages at once equal those found for each message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_span_of_a_unique_key_is_the_only_key_of_its_message(text: str) -> N
 
 
 @given(st.data(), TEXTS, TEXTS)
-def test_what_texts_have_in_common_says_the_same_as_each(data: st.DataObject, before: str, after: str) -> None:
+def test_the_common_text_and_keys_agree_with_each_text(data: st.DataObject, before: str, after: str) -> None:
     keys = data.draw(st.lists(st.text("ab\x01\x02", min_size=2, max_size=2), min_size=2, max_size=4))
     texts = [f"{before}UNIQ_KEY\x01{key}\x02{after}" for key in keys]
     if data.draw(st.booleans()):
@@ -51,7 +51,7 @@ def test_what_texts_have_in_common_says_the_same_as_each(data: st.DataObject, be
             assert others == {name: value for name, value in known.items() if name != "UNIQ_KEY"}
 
 
-def test_what_clients_send_has_a_text_in_common() -> None:
+def test_the_properties_that_clients_send_share_a_common_text() -> None:
     texts = [f"UNIQ_KEY\x01{number:032X}\x02WAIT\x01true\x02TAGS\x01t\x02".encode() for number in range(9)]
     common = common_text(texts)
     assert common is not None and common.text == b"UNIQ_KEY\x01\x02WAIT\x01true\x02TAGS\x01t\x02"
@@ -65,7 +65,7 @@ def test_what_clients_send_has_a_text_in_common() -> None:
     st.sampled_from(["t", "a#topic", "é"]),
     st.lists(st.one_of(st.binary(min_size=16, max_size=16).map(bytes.hex), st.text(max_size=20)), max_size=12),
 )
-def test_hashes_are_those_of_java(topic: str, keys: list[str]) -> None:
+def test_key_hashes_match_those_of_java(topic: str, keys: list[str]) -> None:
     expected = []
     for key in keys:
         value = java_string_hash(f"{topic}#{key}")
@@ -76,7 +76,7 @@ def test_hashes_are_those_of_java(topic: str, keys: list[str]) -> None:
     assert [key_hash(topic, key) for key in keys] == expected
 
 
-def test_hashes_of_keys_that_begin_alike_and_of_one_without_an_absolute_value() -> None:
+def test_hashes_of_keys_with_a_common_prefix_and_of_one_without_absolute_value() -> None:
     keys = [f"7F00000100014E25A3B1{number // 3:08X}{number:04X}" for number in range(20)]
     for some in (keys, keys[:3], keys[:1]):
         assert key_hashes("t", [key.encode() for key in some]) == [key_hash("t", key) for key in some]
@@ -89,6 +89,6 @@ def test_hashes_of_keys_that_begin_alike_and_of_one_without_an_absolute_value() 
     st.text("0aZ", max_size=3),
     st.integers(1, 14).flatmap(lambda size: st.lists(st.text("09AFz\x7f", min_size=size, max_size=size), min_size=1)),
 )
-def test_hashes_of_keys_of_one_size(beginning: str, endings: list[str]) -> None:
+def test_hashing_keys_of_one_size_together_equals_hashing_them_singly(beginning: str, endings: list[str]) -> None:
     keys = [beginning + ending for ending in endings]
     assert key_hashes("t", [key.encode() for key in keys]) == [key_hash("t", key) for key in keys]
