@@ -1,4 +1,4 @@
-"""A replicated log that a test plays by hand, and the parts of a broker around it."""
+"""A fake replicated log, controlled by the test, and the parts of a broker around it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class FakeStore:
         return entry is not None and entry.term == term
 
     def read_committed(self, first_index: int, last_index: int) -> Sequence[EntryBatch]:
-        """Nothing: the dispatcher then asks for each entry on its own."""
+        """Nothing: the dispatcher then reads each entry on its own."""
         return ()
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -103,7 +103,7 @@ class FakeStore:
 
 
 class FakeLedger:
-    """Appends are committed at once unless `commit_by_hand`; roles change when the test says so."""
+    """Appends are committed at once unless `commit_by_hand`; `become` changes the role."""
 
     def __init__(self) -> None:
         self.store = FakeStore()
@@ -177,9 +177,9 @@ class FakeLedger:
             listener()
 
     def fail_pending(self, code: DLedgerCode) -> None:
-        self.tell_pending(DLedgerError(code, "failed"))
+        self.fail_pending_with(DLedgerError(code, "failed"))
 
-    def tell_pending(self, error: Exception) -> None:
+    def fail_pending_with(self, error: Exception) -> None:
         pending, self._pending = self._pending, []
         for _, on_done in pending:
             on_done(error)
@@ -279,7 +279,7 @@ class PlainDisk:
 
 @dataclass
 class FakeConnection:
-    """What processors use of a connection."""
+    """The parts of a connection that processors use."""
 
     remote_address: str = "127.0.0.1:50000"
     is_closing: bool = False
@@ -356,7 +356,7 @@ class Parts:
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-    """Let the loop run until `condition` holds; fails loudly after `timeout_s`."""
+    """Let the loop run until `condition` holds; fails after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while not condition():
@@ -375,7 +375,7 @@ def make_parts(tmp_path: Any) -> Callable[..., Parts]:
 
 @pytest.fixture
 def helpers() -> Any:
-    """`until`, `send_request` and the stand-ins, for tests that need more than parts."""
+    """`until`, `send_request` and the fakes, for tests that need more than parts."""
 
     return SimpleNamespace(
         until=until,
@@ -388,7 +388,7 @@ def helpers() -> Any:
 
 
 class Case:
-    """A started broker and a client of it. `clock` is the broker's wall clock, which stands still."""
+    """A started broker and a client of it. `clock` is the broker's wall clock, set by hand."""
 
     def __init__(self, broker: BrokerController, ledger: Any, client: RemotingClient, clock: ManualClock) -> None:
         self.broker, self.ledger, self.client, self.clock = broker, ledger, client, clock
@@ -461,15 +461,15 @@ def run_case(new_broker: Any) -> Callable[..., None]:
         **changes: str,
     ) -> None:
         async def main() -> None:
-            shown = clock or ManualClock()
-            broker, log = new_broker(read_mode=read_mode, ledger=ledger, clock=shown, **changes)
+            wall_clock = clock or ManualClock()
+            broker, log = new_broker(read_mode=read_mode, ledger=ledger, clock=wall_clock, **changes)
             client = RemotingClient()
             await broker.start()
             try:
                 if master:
                     log.become(Role.LEADER, log.member_state.term + 1)
                     await until(lambda: broker.store.is_master)
-                await scenario(Case(broker, log, client, shown))
+                await scenario(Case(broker, log, client, wall_clock))
             finally:
                 await client.close()
                 await broker.stop()

@@ -1,4 +1,4 @@
-"""Takes the answers of processors as a connection does."""
+"""Collects the replies of processors as a connection does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from node.remoting import Command, DeferredReply, decode, encode
 
 
-class Taker:
-    """Stands in for the connection when deferred replies are sent."""
+class ReplyCollector:
+    """A fake connection to which deferred replies are sent."""
 
     def __init__(self) -> None:
         self.replies: list[Command] = []
@@ -21,7 +21,7 @@ class Taker:
         while frames:
             end = 4 + int.from_bytes(frames[:4], "big")
             self.replies.append(decode(frames[4:end]))
-            assert encode(self.replies[-1]) == frames[:end], "every frame is as `encode` makes it"
+            assert encode(self.replies[-1]) == frames[:end], "every frame equals what `encode` returns"
             frames = frames[end:]
         assert len(self.replies) == len(requests)
         self.is_done.set_result(None)
@@ -31,14 +31,14 @@ class Taker:
 
 
 async def replies_of(answer: Any) -> list[Command]:
-    """The replies that a processor's answer leads to, within five seconds."""
+    """The replies of a processor, awaited for five seconds at most if it returned no command."""
     if isinstance(answer, Command):
         return [decode(encode(answer)[4:])]
     if isinstance(answer, DeferredReply):
-        taker = Taker()
-        answer.attach(taker, 0)  # type: ignore[arg-type]
-        await asyncio.wait_for(taker.is_done, 5)
-        return taker.replies
+        collector = ReplyCollector()
+        answer.attach(collector, 0)  # type: ignore[arg-type]
+        await asyncio.wait_for(collector.is_done, 5)
+        return collector.replies
     return await replies_of(await asyncio.wait_for(answer, 5))
 
 

@@ -1,4 +1,4 @@
-"""A broker with one message and one client, for the table of request codes; and the effect that each code has."""
+"""A broker with one message and one client, for the table of request codes; and a check of each code's effect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, case: Any, serializer: Any) -> None:
         self.case, self.serializer = case, serializer
-        self.told: list[Command] = []
+        self.received: list[Command] = []
         self.known: dict[str, Any] = {}
 
     async def ask(self, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
@@ -54,8 +54,8 @@ class World:
         assert reply.serializer == self.serializer and reply.is_response
         return reply
 
-    def _hear(self, command: Command, connection: Any) -> Command | None:
-        self.told.append(command)
+    def _receive(self, command: Command, connection: Any) -> Command | None:
+        self.received.append(command)
         if command.code == 221:
             return command.reply(0, body=b'{"messageQueueTable":{' + json.dumps(QUEUE).encode() + b":1}}")
         if command.code == 326:
@@ -66,7 +66,7 @@ class World:
 
     async def prepare(self, *, transactional: bool = False, online: bool = False, popped: bool = False) -> None:
         for code in (39, 40, 220, 221, 307, 309, 326):
-            self.case.client.register(code, self._hear)
+            self.case.client.register(code, self._receive)
         properties = PROPERTIES + ("TRAN_MSG\x01true\x02" if transactional else "")
         sent = await self.ask(310, {"a": "p", "b": "t", "e": 1, "i": properties}, b"body")
         assert sent.code == 0, sent.remark
@@ -85,19 +85,19 @@ class World:
         pulled = await self.case.pull(0, topic, queue_id)
         return [message.body for message in decode_records(pulled.body)]
 
-    async def said(self, code: int) -> Command:
+    async def command_received(self, code: int) -> Command:
         for _ in range(2000):
-            for command in self.told:
+            for command in self.received:
                 if command.code == code:
                     return command
             await asyncio.sleep(0.001)
-        raise AssertionError(f"the client was never told {code}")
+        raise AssertionError(f"the client never received code {code}")
 
 
 Effect = Callable[[World, Command], Awaitable[None]]
 
 
-def rows_of_body(body: bytes, name: str) -> dict[int, Any]:
+def parse_table(body: bytes, name: str) -> dict[int, Any]:
     return {place.queue_id: value for place, value in parse_queue_table(body, name)}
 
 
@@ -120,7 +120,7 @@ async def pulled(world: World, reply: Command) -> None:
     assert message.body == b"body"
     bounds = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "1", "suggestWhichBrokerId": "0"}
     assert reply.ext_fields == bounds
-    await offset_is(world, 1)  # committed on the way
+    await offset_is(world, 1)  # committed by the pull
 
 
 async def offset_is(world: World, expected: int) -> None:
@@ -128,18 +128,18 @@ async def offset_is(world: World, expected: int) -> None:
     assert (found.code, found.ext_fields) == (0, {"offset": str(expected)})
 
 
-async def told_offset_zero(world: World, reply: Command) -> None:
+async def offset_zero_returned(world: World, reply: Command) -> None:
     assert reply.ext_fields["offset"] == "0"  # unknown, and the queue still has its first message
 
 
-async def is_here(world: World, reply: Command) -> None:
+async def client_registered(world: World, reply: Command) -> None:
     assert world.case.broker.clients.consumer_ids("g") == ["c@1"]
     assert world.case.broker.clients.next_producer("p") is not None
     assert world.case.broker.topics.get("%RETRY%g") is not None
-    assert (await world.said(40)).ext_fields == {"consumerGroup": "g"}
+    assert (await world.command_received(40)).ext_fields == {"consumerGroup": "g"}
 
 
-async def is_gone(world: World, reply: Command) -> None:
+async def client_unregistered(world: World, reply: Command) -> None:
     assert world.case.broker.clients.consumer_ids("g") == []
     assert world.case.broker.clients.next_producer("p") is None
 
@@ -159,7 +159,7 @@ async def unlocked(world: World, reply: Command) -> None:
     assert json.loads(other.body) == {"lockOKMQSet": [QUEUE]}
 
 
-async def waits_for_another_try(world: World, reply: Command) -> None:
+async def retry_scheduled(world: World, reply: Command) -> None:
     """Delay level 3 is the third queue of the schedule's topic, as is "3 + reconsumed" for level 0."""
     (message,) = decode_records((await world.case.pull(0, "SCHEDULE_TOPIC_XXXX", 2)).body)
     assert message.body == b"body" and message.reconsume_times == 1
@@ -167,7 +167,7 @@ async def waits_for_another_try(world: World, reply: Command) -> None:
     assert message.properties["ORIGIN_MESSAGE_ID"] == world.known["msgId"]
 
 
-async def is_dead(world: World, reply: Command) -> None:
+async def dead_lettered(world: World, reply: Command) -> None:
     assert await world.bodies("%DLQ%g", 0) == [b"body"]
 
 
@@ -179,30 +179,30 @@ async def rolled_back(world: World, reply: Command) -> None:
     assert await world.bodies() == [] and not world.case.broker.transactions.halves
 
 
-def offset_told(expected: int) -> Effect:
+def offset_returned(expected: int) -> Effect:
     async def check(world: World, reply: Command) -> None:
         assert reply.ext_fields == {"offset": str(expected)}
 
     return check
 
 
-async def the_record(world: World, reply: Command) -> None:
+async def record_returned(world: World, reply: Command) -> None:
     (message,) = decode_records(reply.body)
     assert (message.body, message.physical_offset) == (b"body", world.known["offset"])
 
 
 async def found_by_key(world: World, reply: Command) -> None:
-    await the_record(world, reply)
+    await record_returned(world, reply)
     assert int(reply.ext_fields["indexLastUpdatePhyoffset"]) == world.known["offset"]
     assert int(reply.ext_fields["indexLastUpdateTimestamp"]) > 0
 
 
-async def topic_made(world: World, reply: Command) -> None:
+async def topic_created(world: World, reply: Command) -> None:
     topic = world.case.broker.topics.get("new")
     assert (topic.read_queues, topic.queues, topic.perm, topic.sys_flag, topic.order) == (3, 2, 6, 0, False)
 
 
-async def topic_gone(world: World, reply: Command) -> None:
+async def topic_deleted(world: World, reply: Command) -> None:
     assert world.case.broker.topics.get("made") is None
 
 
@@ -218,7 +218,7 @@ async def topic_table(world: World, reply: Command) -> None:
     assert body["topicConfigTable"]["t"] == TOPIC
 
 
-async def topic_told(world: World, reply: Command) -> None:
+async def topic_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == TOPIC
 
 
@@ -239,15 +239,15 @@ async def group_changed(world: World, reply: Command) -> None:
     assert world.case.broker.groups.get("g").retry_max_times == 3
 
 
-async def group_forgotten(world: World, reply: Command) -> None:
+async def group_deleted(world: World, reply: Command) -> None:
     assert world.case.broker.groups.get("g") is None
     await offset_is(world, 0)
 
 
 async def topic_bounds(world: World, reply: Command) -> None:
-    rows = rows_of_body(reply.body, "offsetTable")
-    assert rows[0] == {"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0}
-    assert (rows[1]["minOffset"], rows[1]["maxOffset"]) == (0, 1) and rows[1]["lastUpdateTimestamp"] > 0
+    table = parse_table(reply.body, "offsetTable")
+    assert table[0] == {"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0}
+    assert (table[1]["minOffset"], table[1]["maxOffset"]) == (0, 1) and table[1]["lastUpdateTimestamp"] > 0
 
 
 async def status(world: World, reply: Command) -> None:
@@ -265,15 +265,15 @@ async def setting_changed(world: World, reply: Command) -> None:
     assert b"\ntransactionCheckMax=7\n" in (await world.ask(26, {})).body
 
 
-async def time_told(world: World, reply: Command) -> None:
+async def time_returned(world: World, reply: Command) -> None:
     assert int(reply.ext_fields["timestamp"]) == world.case.clock.now_ms
 
 
-async def nothing_more(world: World, reply: Command) -> None:
+async def empty_reply(world: World, reply: Command) -> None:
     assert reply.body == b"" and reply.ext_fields == {}
 
 
-async def consumer_told(world: World, reply: Command) -> None:
+async def consumer_returned(world: World, reply: Command) -> None:
     body = json.loads(reply.body)
     assert (body["consumeType"], body["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
     assert body["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET" and body["subscriptionTable"] == {"t": SUBSCRIPTION}
@@ -281,44 +281,44 @@ async def consumer_told(world: World, reply: Command) -> None:
     assert (client["clientId"], client["language"], client["version"]) == ("c@1", "PYTHON", 409)
 
 
-async def producer_told(world: World, reply: Command) -> None:
+async def producer_returned(world: World, reply: Command) -> None:
     (client,) = json.loads(reply.body)["connectionSet"]
     assert client["clientId"] == "c@1" and client["clientAddr"].startswith("127.0.0.1:")
 
 
-async def producers_told(world: World, reply: Command) -> None:
+async def producers_returned(world: World, reply: Command) -> None:
     (client,) = json.loads(reply.body)["data"]["p"]
     assert client["clientId"] == "c@1" and 0 <= world.case.clock.now_ms - client["lastUpdateTimestamp"] < 10_000
 
 
-async def progress_told(world: World, reply: Command) -> None:
-    rows = rows_of_body(reply.body, "offsetTable")
-    assert rows[1] == {"brokerOffset": 1, "consumerOffset": 1, "lastTimestamp": world.case.clock.now_ms}
-    assert rows[0] == {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0}
+async def progress_returned(world: World, reply: Command) -> None:
+    table = parse_table(reply.body, "offsetTable")
+    assert table[1] == {"brokerOffset": 1, "consumerOffset": 1, "lastTimestamp": world.case.clock.now_ms}
+    assert table[0] == {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0}
 
 
-async def all_progress_told(world: World, reply: Command) -> None:
-    assert reply.body.endswith(b'"totalDiff":0}') and rows_of_body(reply.body, "offsetTable")[1]["brokerOffset"] == 1
+async def all_progress_returned(world: World, reply: Command) -> None:
+    assert reply.body.endswith(b'"totalDiff":0}') and parse_table(reply.body, "offsetTable")[1]["brokerOffset"] == 1
 
 
 async def consumer_reset(world: World, reply: Command) -> None:
-    assert rows_of_body(reply.body, "offsetTable") == {0: 0, 1: 0}
-    notice = await world.said(220)
+    assert parse_table(reply.body, "offsetTable") == {0: 0, 1: 0}
+    notice = await world.command_received(220)
     assert notice.ext_fields == {"topic": "t", "group": "g", "timestamp": "0", "isForce": "true"}
     assert parse_queue_table(notice.body, "offsetTable") == [(Place("t", "broker-a", at), 0) for at in (0, 1)]
 
 
-async def consumer_asked(world: World, reply: Command) -> None:
+async def consumer_status_returned(world: World, reply: Command) -> None:
     head = b'{"consumerTable":{"c@1":'
     assert reply.body.startswith(head)
-    assert rows_of_body(b'{"x":' + reply.body[len(head) :], "x") == {1: 1}
+    assert parse_table(b'{"x":' + reply.body[len(head) :], "x") == {1: 1}
 
 
-async def groups_told(world: World, reply: Command) -> None:
+async def groups_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {"groupList": ["g"]}
 
 
-async def spans_told(world: World, reply: Command) -> None:
+async def spans_returned(world: World, reply: Command) -> None:
     spans = {span["messageQueue"]["queueId"]: span for span in json.loads(reply.body)["consumeTimeSpanSet"]}
     now = world.case.clock.now_ms
     assert spans[1] == {
@@ -326,32 +326,32 @@ async def spans_told(world: World, reply: Command) -> None:
     }  # fmt: skip
 
 
-async def own_topics(world: World, reply: Command) -> None:
+async def system_topics_returned(world: World, reply: Command) -> None:
     names = json.loads(reply.body)["topicList"]
     assert "SCHEDULE_TOPIC_XXXX" in names and "RMQ_SYS_TRANS_HALF_TOPIC" in names and "t" not in names
 
 
-async def passed_on(world: World, reply: Command) -> None:
+async def consumer_reply_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {"said": "by the consumer"}
 
 
-async def handed_over(world: World, reply: Command) -> None:
-    await passed_on(world, reply)
-    (message,) = decode_records((await world.said(309)).body)
+async def message_consumed_directly(world: World, reply: Command) -> None:
+    await consumer_reply_returned(world, reply)
+    (message,) = decode_records((await world.command_received(309)).body)
     assert message.body == b"body"
 
 
-async def reply_passed_on(world: World, reply: Command) -> None:
-    pushed = await world.said(326)
+async def reply_forwarded(world: World, reply: Command) -> None:
+    pushed = await world.command_received(326)
     assert pushed.body == b"the answer"
-    told = dict(pushed.ext_fields)
-    properties = dict(pair.split("\x01") for pair in told.pop("properties").split("\x02") if pair)
-    assert int(properties.pop("PUSH_REPLY_TIME")) == int(told.pop("storeTimestamp")) > 0
+    fields = dict(pushed.ext_fields)
+    properties = dict(pair.split("\x01") for pair in fields.pop("properties").split("\x02") if pair)
+    assert int(properties.pop("PUSH_REPLY_TIME")) == int(fields.pop("storeTimestamp")) > 0
     assert properties == {"REPLY_TO_CLIENT": "c@1", "CORRELATION_ID": "7", "MSG_TYPE": "reply"}
-    host, _, port = told.pop("bornHost").rpartition(":")
+    host, _, port = fields.pop("bornHost").rpartition(":")
     assert host == "127.0.0.1" and port.isdigit()
-    assert told.pop("storeHost") == world.case.broker.address
-    assert told == {
+    assert fields.pop("storeHost") == world.case.broker.address
+    assert fields == {
         "producerGroup": "p", "topic": "splitbrain_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
         "queueId": "0", "sysFlag": "0", "bornTimestamp": "5", "flag": "7", "reconsumeTimes": "0", "unitMode": "false",
     }  # fmt: skip
@@ -364,14 +364,14 @@ async def offsets_copied(world: World, reply: Command) -> None:
     assert world.case.broker.offsets.of("h", "t") == {0: 0, 1: 1}
 
 
-async def units_told(world: World, reply: Command) -> None:
+async def units_returned(world: World, reply: Command) -> None:
     body = json.loads(reply.body)
     assert (body["minQueueIndex"], body["maxQueueIndex"], body["subscriptionData"]) == (0, 1, SUBSCRIPTION)
     (unit,) = body["queueData"]
     assert (unit["physicOffset"], unit["tagsCode"], unit["eval"]) == (world.known["offset"], 97, True)
 
 
-async def group_told(world: World, reply: Command) -> None:
+async def group_returned(world: World, reply: Command) -> None:
     group = json.loads(reply.body)
     assert (group["groupName"], group["retryMaxTimes"], group["consumeMessageOrderly"]) == ("g", 16, False)
 
@@ -385,12 +385,12 @@ async def popped(world: World, reply: Command) -> None:
     (message,) = decode_records(reply.body)
     assert (message.body, reply.ext_fields["popTime"]) == (b"body", "1700000000000")
     assert (reply.ext_fields["startOffsetInfo"], reply.ext_fields["msgOffsetInfo"]) == ("0 1 0", "0 1 0")
-    await still_in_hand(world, reply)
+    await popped_message_open(world, reply)
 
 
-async def still_in_hand(world: World, reply: Command) -> None:
+async def popped_message_open(world: World, reply: Command) -> None:
     assert (await world.case.table())["openPopMessages"] == "1"
 
 
-async def nothing_in_hand(world: World, reply: Command) -> None:
+async def no_popped_message_open(world: World, reply: Command) -> None:
     assert (await world.case.table())["openPopMessages"] == "0"

@@ -45,10 +45,10 @@ class Peer:
         self.state: dict[str, Any] = {}
 
 
-def checked(
+def is_allowed(
     command: Command, *, key: str | None = "service", secret: str | None = None, peer: str = "10.3.0.7:1"
 ) -> bool:
-    """Whether the request passes, signed as asked."""
+    """Whether the request passes, signed with `key` unless that is None."""
     acl = parse_broker_config(BASE + ACL).acl
     assert acl is not None
     if key is not None:
@@ -75,41 +75,41 @@ def popped(topic: str, group: str) -> Command:
     return Command.request(200050, {"topic": topic, "consumerGroup": group})
 
 
-def test_without_the_table_there_is_no_access_control() -> None:
+def test_access_control_is_off_without_an_acl_table() -> None:
     assert parse_broker_config(BASE).acl is None
 
 
-def test_nobody_without_a_key_reads_or_writes_anything() -> None:
+def test_every_request_without_a_key_is_refused() -> None:
     for code in range(1, 400):
-        assert not checked(Command.request(code, {"topic": "orders", "consumerGroup": "billing"}), key=None), code
+        assert not is_allowed(Command.request(code, {"topic": "orders", "consumerGroup": "billing"}), key=None), code
 
 
-def test_a_key_needs_its_secret() -> None:
-    assert checked(pull("orders", "billing"))
-    assert not checked(pull("orders", "billing"), secret="service-secreT")
-    assert not checked(pull("orders", "billing"), key="stranger")
+def test_a_request_needs_a_valid_signature_of_all_fields_and_the_body() -> None:
+    assert is_allowed(pull("orders", "billing"))
+    assert not is_allowed(pull("orders", "billing"), secret="service-secreT")
+    assert not is_allowed(pull("orders", "billing"), key="stranger")
     request = pull("orders", "billing")
     Credentials(access_key="service", secret_key="service-secret").sign(request)
-    assert checked(request, key=None)
+    assert is_allowed(request, key=None)
     for change in ({"topic": "prices"}, {"AccessKey": "operator"}, {"Signature": ""}, {"more": "x"}):
         changed = Command.request(11, request.ext_fields | change)
-        assert not checked(changed, key=None), change
-    assert not checked(Command.request(11, request.ext_fields, b"body"), key=None)
+        assert not is_allowed(changed, key=None), change
+    assert not is_allowed(Command.request(11, request.ext_fields, b"body"), key=None)
 
 
-def test_the_field_that_old_clients_add_after_signing_is_forgiven() -> None:
+def test_a_field_that_old_clients_add_after_signing_is_accepted() -> None:
     request = Command.request(12, {"topic": "orders", "key": "k"})
     Credentials(access_key="service", secret_key="service-secret").sign(request)
     request.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
-    assert checked(request, key=None)
+    assert is_allowed(request, key=None)
 
 
-def test_white_listed_addresses_need_no_key() -> None:
-    assert checked(pull("anything", "any"), key=None, peer="10.1.2.3:999")
-    assert not checked(pull("orders", "billing"), key=None, peer="10.2.0.1:999")
+def test_white_listed_addresses_need_no_signature() -> None:
+    assert is_allowed(pull("anything", "any"), key=None, peer="10.1.2.3:999")
+    assert not is_allowed(pull("orders", "billing"), key=None, peer="10.2.0.1:999")
     named = Command.request(17, {"topic": "new", "AccessKey": "service"})
-    assert checked(named, key=None, peer="10.2.0.1:999")
-    assert not checked(Command.request(17, named.ext_fields), key=None, peer="10.2.0.2:999")
+    assert is_allowed(named, key=None, peer="10.2.0.1:999")
+    assert not is_allowed(Command.request(17, named.ext_fields), key=None, peer="10.2.0.2:999")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_white_listed_addresses_need_no_key() -> None:
         (Command.request(10, {"topic": "unknown"}), False),
         (Command.request(310, {"b": "orders"}), True),
         (Command.request(310, {"b": "prices"}), False),
-        (Command.request(10, {"topic": "orders", "b": "prices"}), False),  # the store would take "b"
+        (Command.request(10, {"topic": "orders", "b": "prices"}), False),  # the store reads "b"
         (Command.request(320, {"b": "orders", "m": "true"}), True),
         (Command.request(310, {"b": "%RETRY%billing"}), True),
         (Command.request(310, {"b": "%RETRY%locked"}), False),
@@ -149,8 +149,8 @@ def test_white_listed_addresses_need_no_key() -> None:
         (popped("prices", "billing"), True),
         (popped("audit", "billing"), False),
         (popped("%RETRY%billing_prices", "billing"), True),
-        (popped("%RETRY%billing_audit", "billing"), False),  # of topic audit, or of group billing_audit
-        (popped("%RETRY%bill_prices", "billing"), True),  # of a group with this name
+        (popped("%RETRY%billing_audit", "billing"), False),  # for topic audit, or of a group billing_audit
+        (popped("%RETRY%bill_prices", "billing"), True),  # of a group bill_prices
         (Command.request(35, {"clientID": "c", "producerGroup": "p"}), True),
         (Command.request(35, {"clientID": "c", "consumerGroup": "locked"}), False),
         (Command.request(35, {"clientID": "c", "consumerGroup": "locked", "group": "billing"}), False),
@@ -173,13 +173,13 @@ def test_white_listed_addresses_need_no_key() -> None:
         (Command.request(9999), False),
     ],
 )
-def test_permissions(request_: Command, allowed: bool) -> None:
+def test_requests_are_allowed_by_topic_and_group_permissions(request_: Command, allowed: bool) -> None:
     again = Command.request(request_.code, request_.ext_fields, request_.body)
-    assert checked(request_) is allowed
-    assert checked(again, key="operator"), "an admin may do everything"
+    assert is_allowed(request_) is allowed
+    assert is_allowed(again, key="operator"), "an admin may do everything"
 
 
-def test_a_message_of_another_topic_is_not_had_by_giving_it_back(run_case: Any) -> None:
+def test_sending_back_a_message_needs_permission_for_its_topic(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         async def ask(key: str, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
             request = Command.request(code, fields, body)
@@ -218,14 +218,16 @@ def test_a_message_of_another_topic_is_not_had_by_giving_it_back(run_case: Any) 
         ("fe80::/10", ["fe80::1%eth0"], ["10.0.0.1", "::1"]),
     ],
 )
-def test_address_patterns(pattern: str, inside: list[str], outside: list[str]) -> None:
+def test_an_address_pattern_matches_only_the_addresses_it_covers(
+    pattern: str, inside: list[str], outside: list[str]
+) -> None:
     assert [host for host in inside + outside if AddressPattern(pattern).matches(host)] == inside
 
 
 @pytest.mark.parametrize(
     "pattern", ["", "10.0.0", "10.*", "10.0.0.{}", "10.0.0.9-1", "300.1.1.*", "10.0.0.0/40", "host"]
 )
-def test_what_is_no_address_pattern(pattern: str) -> None:
+def test_an_invalid_address_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError):
         AddressPattern(pattern)
 
@@ -236,7 +238,7 @@ def problems_of(text: str) -> list[str]:
     return list(caught.value.problems)
 
 
-def test_every_problem_of_the_table_is_named() -> None:
+def test_every_problem_in_the_acl_table_is_named() -> None:
     text = (
         ACL.replace('"service"', '"op"', 1).replace("PUB|SUB", "PUT").replace("admin", "admim").replace("10.1.", "x.")
     )
@@ -254,4 +256,4 @@ def test_brokers_sign_their_own_requests_as_the_first_admin() -> None:
     assert sign is not None and own_signature(None) is None
     request = Command.request(43)
     sign(request)
-    assert checked(request, key=None)
+    assert is_allowed(request, key=None)

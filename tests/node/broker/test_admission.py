@@ -1,4 +1,4 @@
-"""What precedes a send: dispatch by code, hooks, the fast port, the time when sends start, the room on the disk."""
+"""What precedes a send: dispatch by code, hooks, the fast port, the start time of sends, free disk space."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from node.remoting import Command, RequestError, ResponseCode
 from node.store.record import decode_records
 
 SEND_MECHANISM = "Send processor for 10/310/320/36, before/after hooks, fast port"
-CHECKS_ROW = (
+CHECKS_MECHANISM = (
     "Pre-checks: start-accept time, msgCheck, queueId<0→random, transaction-reject flag, REGION/TRACE reply fields"
 )
 
 
 def batch_of(*bodies: bytes) -> bytes:
-    """Messages in the form of section 3, by hand: total, magic, CRC, flag, body length, body, properties length."""
+    """Messages in the batch format of section 3: total, magic, CRC, flag, body length, body, properties length."""
     return b"".join(
         (22 + len(body)).to_bytes(4, "big") + bytes(12) + len(body).to_bytes(4, "big") + body + bytes(2)
         for body in bodies
@@ -30,7 +30,7 @@ def batch_of(*bodies: bytes) -> bytes:
 
 @pytest.mark.mechanism(SEND_MECHANISM)
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_each_code_stores_under_either_naming_and_serializer(run_case: Any, serializer: Any) -> None:
+def test_each_send_code_accepts_long_and_short_field_names_in_both_serializers(run_case: Any, serializer: Any) -> None:
     async def scenario(case: Any) -> None:
         address = f"127.0.0.1:{case.broker.port}"
 
@@ -66,7 +66,7 @@ def test_each_code_stores_under_either_naming_and_serializer(run_case: Any, seri
 
 
 class Recorder:
-    """A hook that notes what it is told, and refuses bodies of one byte."""
+    """A hook that records its calls, and refuses bodies of one byte."""
 
     def __init__(self) -> None:
         self.before_: list[SendContext] = []
@@ -115,7 +115,7 @@ def test_hooks_are_called_around_every_send(run_case: Any, caplog: Any) -> None:
 
 
 @pytest.mark.mechanism(SEND_MECHANISM)
-def test_the_fast_port_takes_everything_but_pulls(run_case: Any) -> None:
+def test_the_fast_port_refuses_pulls_and_serves_other_requests(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert case.broker.fast_port is not None
         fast = f"127.0.0.1:{case.broker.fast_port}"
@@ -132,7 +132,7 @@ def test_the_fast_port_takes_everything_but_pulls(run_case: Any) -> None:
     run_case(scenario, fast_port="true")
 
 
-def test_the_fast_port_is_guarded_like_the_other(run_case: Any) -> None:
+def test_access_control_applies_to_the_fast_port(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for port in (case.broker.port, case.broker.fast_port):
             request = Command.request(310, {"b": "t", "e": 0}, b"unsigned")
@@ -143,15 +143,15 @@ def test_the_fast_port_is_guarded_like_the_other(run_case: Any) -> None:
     run_case(scenario, fast_port="true", **{"acl.accounts": account})
 
 
-def test_there_is_no_fast_port_unless_asked_for(run_case: Any) -> None:
+def test_the_fast_port_is_off_by_default(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert case.broker.fast_port is None
 
     run_case(scenario)
 
 
-@pytest.mark.mechanism(CHECKS_ROW)
-def test_no_message_is_taken_before_the_hour(run_case: Any) -> None:
+@pytest.mark.mechanism(CHECKS_MECHANISM)
+def test_sends_are_refused_before_the_configured_start_time(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (10, {"topic": "t", "queueId": 0})):
             reply = await case.ask(code, fields, b"early")
@@ -163,8 +163,8 @@ def test_no_message_is_taken_before_the_hour(run_case: Any) -> None:
     run_case(scenario, start_accept_send_timestamp_ms="1700000000500")
 
 
-@pytest.mark.mechanism(CHECKS_ROW)
-def test_every_answer_tells_region_and_tracing(run_case: Any) -> None:
+@pytest.mark.mechanism(CHECKS_MECHANISM)
+def test_every_send_reply_has_the_region_and_trace_fields(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for reply in (
             await case.send(),
@@ -177,8 +177,8 @@ def test_every_answer_tells_region_and_tracing(run_case: Any) -> None:
     run_case(scenario, region_id="north", trace_on="false")
 
 
-@pytest.mark.mechanism(CHECKS_ROW)
-def test_a_negative_queue_means_any(run_case: Any) -> None:
+@pytest.mark.mechanism(CHECKS_MECHANISM)
+def test_a_send_to_a_negative_queue_id_goes_to_any_queue(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         chosen = {(await case.send(queue_id=-1)).ext_fields["queueId"] for _ in range(40)}
         assert chosen == {"0", "1"}
@@ -190,9 +190,7 @@ def test_a_negative_queue_means_any(run_case: Any) -> None:
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
     "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )
-def test_a_full_disk_takes_no_messages_until_there_is_room(
-    run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any
-) -> None:
+def test_sends_are_refused_while_the_disk_is_full(run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any) -> None:
     """R: above 90 % in use puts are refused as not writable."""
     monkeypatch.setattr(watch_module, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(watch_module, "FULL_CHECK_INTERVAL_S", 0.01)
@@ -207,7 +205,7 @@ def test_a_full_disk_takes_no_messages_until_there_is_room(
         assert (reply.code, reply.remark) == (14, "nothing was stored: DISK_FULL: the disk is full")
         back = await case.ask(36, {"offset": offset, "group": "g", "delayLevel": 0})
         assert back.code == 2
-        assert len(decode_records((await case.pull(0)).body)) == 1, "reads go on"
+        assert len(decode_records((await case.pull(0)).body)) == 1, "reads continue"
         table = await case.table()
         assert (table["commitLogDiskRatio"], table["diskFull"]) == ("0.9", "1")
         disk.used_ratio = 0.899
@@ -218,7 +216,7 @@ def test_a_full_disk_takes_no_messages_until_there_is_room(
     assert "90.0 % full: taking no more messages" in caplog.text and "taking messages again" in caplog.text
 
 
-def test_rates_are_those_of_the_last_spans(helpers: Any, tmp_path: Any) -> None:
+def test_rates_are_averages_over_the_last_10_60_and_600_seconds(helpers: Any, tmp_path: Any) -> None:
     counts = [0, 0]
 
     async def scenario() -> None:
@@ -241,7 +239,7 @@ def test_rates_are_those_of_the_last_spans(helpers: Any, tmp_path: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_status_has_what_tools_of_rocketmq_look_for(run_case: Any) -> None:
+def test_the_status_has_the_keys_that_rocketmqs_tools_read(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.table())["earliestMessageTimeStamp"] == "-1"
         await case.send(b"x")

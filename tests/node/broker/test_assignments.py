@@ -26,7 +26,7 @@ async def assigned(case: Any, client: str, **changes: Any) -> list[tuple[int, st
     return [(each["messageQueue"]["queueId"], each["mode"]) for each in found]
 
 
-async def mode(case: Any, **changes: Any) -> int:
+async def set_mode(case: Any, **changes: Any) -> int:
     content = {"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 0} | changes
     code: int = (await case.ask(401, body=json.dumps(content).encode())).code
     return code
@@ -38,7 +38,7 @@ async def join(case: Any, *clients: str) -> None:
         assert (await case.ask(34, body=json.dumps(beat).encode())).code == 0
 
 
-def test_queues_are_shared_until_a_group_pops_and_the_mode_survives_a_restart(run_case: Any, helpers: Any) -> None:
+def test_assignments_switch_from_pull_to_pop_and_the_mode_survives_a_restart(run_case: Any, helpers: Any) -> None:
     ledger = helpers.FakeLedger()
 
     async def first(case: Any) -> None:
@@ -46,9 +46,9 @@ def test_queues_are_shared_until_a_group_pops_and_the_mode_survives_a_restart(ru
         assert await assigned(case, "a") == [(0, "PULL")] and await assigned(case, "b") == [(1, "PULL")]
         assert await assigned(case, "stranger") == []
         assert await assigned(case, "stranger", messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
-        assert await mode(case) == 0
+        assert await set_mode(case) == 0
         assert await assigned(case, "a") == [(-1, "POP")] == await assigned(case, "b")
-        assert await mode(case, popShareQueueNum=1) == 0
+        assert await set_mode(case, popShareQueueNum=1) == 0
         assert sorted(await assigned(case, "a")) == [(0, "POP"), (1, "POP")]
 
     async def second(case: Any) -> None:
@@ -67,14 +67,14 @@ def test_queues_are_shared_until_a_group_pops_and_the_mode_survives_a_restart(ru
         ({"consumerGroup": ""}, 29), ({"popShareQueueNum": 1 << 31}, 29), ({"popShareQueueNum": float("inf")}, 29),
     ],
 )  # fmt: skip
-def test_modes_that_are_refused(
+def test_an_invalid_mode_is_refused_and_the_previous_one_kept(
     run_case: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: int
 ) -> None:
     monkeypatch.setattr(assignments_module, "MAX_MODES", 1)
 
     async def scenario(case: Any) -> None:
-        assert await mode(case) == 0
-        assert await mode(case, **changes) == code
+        assert await set_mode(case) == 0
+        assert await set_mode(case, **changes) == code
         for body in (b"", b"[]", b"{}", b"[" * 5000):
             assert (await case.ask(401, body=body)).code == 29 == (await case.ask(400, body=body)).code
         await join(case, "a")
@@ -87,7 +87,9 @@ NAMES = st.lists(st.text("abc", min_size=1), min_size=1, max_size=9, unique=True
 
 
 @given(NAMES, st.integers(0, 12), st.booleans())
-def test_every_queue_is_somebodys_and_shares_are_even(members: list[str], queues: int, by_circle: bool) -> None:
+def test_a_pull_assignment_gives_out_every_queue_once_and_evenly(
+    members: list[str], queues: int, by_circle: bool
+) -> None:
     places = [("broker-a", number) for number in range(queues)]
     shares = [_shared(places, members, member, by_circle) for member in members]
     assert sorted(place for share in shares for place in share) == places
@@ -95,7 +97,7 @@ def test_every_queue_is_somebodys_and_shares_are_even(members: list[str], queues
 
 
 @given(NAMES, st.integers(1, 12), st.integers(0, 9), st.booleans())
-def test_whoever_pops_has_a_queue_and_every_queue_somebody(
+def test_a_pop_assignment_gives_every_member_a_queue_and_every_queue_a_member(
     members: list[str], queues: int, share: int, by_circle: bool
 ) -> None:
     places = [("broker-a", number) for number in range(queues)]

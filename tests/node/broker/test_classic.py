@@ -100,7 +100,7 @@ async def fill(case: Case) -> None:
         assert (await case.send(body, i="KEYS\x01k\x02")).code == 0
 
 
-async def look(case: Case) -> None:
+async def check_messages(case: Case) -> None:
     assert await case.bodies() == SENT
     reply = await case.ask(12, {"topic": "t", "key": "k", "maxNum": 3})
     assert [message.body for message in decode_records(reply.body)] == SENT[-3:]
@@ -108,10 +108,10 @@ async def look(case: Case) -> None:
 
 @pytest.mark.mechanism("Orderly shutdown flush")
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, mode: str) -> None:
+def test_all_messages_survive_an_orderly_restart(run: Any, tmp_path: Path, mode: str) -> None:
     run(fill, f"flush_mode={mode}")
     assert len(list((tmp_path / "data" / "commitlog").iterdir())) > 2
-    run(look, f"flush_mode={mode}")
+    run(check_messages, f"flush_mode={mode}")
 
 
 async def fill_with_every_kind(case: Case) -> None:
@@ -121,7 +121,7 @@ async def fill_with_every_kind(case: Case) -> None:
         assert (await case.send(b"m%d" % number, e=number % 2, **fields)).code == 0
 
 
-def test_a_log_without_queues_is_read_in_batches_and_one_by_one_alike(
+def test_queues_rebuilt_in_batches_equal_those_rebuilt_one_by_one(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -148,25 +148,25 @@ def test_a_log_without_queues_is_read_in_batches_and_one_by_one_alike(
     count = len(alone)
     monkeypatch.setattr(ClassicStore, "read_committed", lambda self, first, last: [])
     assert derived() == together and len(alone) > len(SENT) + 60
-    assert count < len(alone) / 2  # what is special is still looked at alone
+    assert count < len(alone) / 2  # special messages are still dispatched singly
 
 
 @pytest.mark.mechanism("CommitLog record (17 fields, §3)")
 @pytest.mark.mechanism("StoreCheckpoint timestamps")
-def test_everything_acknowledged_is_there_after_a_crash(run: Any, tmp_path: Path) -> None:
+def test_all_acknowledged_messages_survive_a_crash(run: Any, tmp_path: Path) -> None:
     crashed = tmp_path / "crashed"
     run(fill, crash_into=crashed)
     shutil.rmtree(tmp_path / "data")
     crashed.rename(tmp_path / "data")
 
-    async def go_on(case: Case) -> None:
-        await look(case)
+    async def after_crash(case: Case) -> None:
+        await check_messages(case)
         assert (await case.send(b"next")).ext_fields["queueOffset"] == str(len(SENT))
 
-    run(go_on)
+    run(after_crash)
 
 
-def test_queues_and_index_are_rebuilt_identically(run: Any, tmp_path: Path) -> None:
+def test_deleted_queues_and_index_are_rebuilt_identically(run: Any, tmp_path: Path) -> None:
     data = tmp_path / "data"
 
     def derived() -> dict[str, bytes]:
@@ -181,11 +181,11 @@ def test_queues_and_index_are_rebuilt_identically(run: Any, tmp_path: Path) -> N
     before = derived()
     for root in ("consumequeue", "index"):
         shutil.rmtree(data / root)
-    run(look)
+    run(check_messages)
     assert derived() == before and before
 
 
-def test_a_torn_tail_is_cut_off_and_the_queues_follow(run: Any, tmp_path: Path) -> None:
+def test_a_torn_tail_is_cut_off_the_log_and_the_queues(run: Any, tmp_path: Path) -> None:
     crashed = tmp_path / "crashed"
     run(fill, crash_into=crashed)
     last = max((crashed / "commitlog").iterdir())
@@ -202,7 +202,7 @@ def test_a_torn_tail_is_cut_off_and_the_queues_follow(run: Any, tmp_path: Path) 
 
 
 @pytest.mark.mechanism("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
-def test_a_stalled_sync_is_answered_with_the_whole_reply(run: Any, monkeypatch: Any) -> None:
+def test_a_send_whose_sync_stalls_gets_a_flush_timeout_with_all_reply_fields(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(log_module, "FLUSH_TIMEOUT_S", 0.05)
 
     async def scenario(case: Case) -> None:
@@ -226,7 +226,7 @@ def test_a_stalled_sync_is_answered_with_the_whole_reply(run: Any, monkeypatch: 
 
 
 @pytest.mark.mechanism("WAIT=false skips waiting")
-def test_a_message_that_does_not_wait_is_answered_before_the_disk(run: Any, monkeypatch: Any) -> None:
+def test_a_message_with_wait_false_is_answered_before_it_is_written(run: Any, monkeypatch: Any) -> None:
     async def scenario(case: Case) -> None:
         segments = case.broker.ledger.log._segments  # type: ignore[attr-defined]
         gate = asyncio.Event()
@@ -248,23 +248,23 @@ def test_a_message_that_does_not_wait_is_answered_before_the_disk(run: Any, monk
     run(scenario)
 
 
-EXPIRY_ROW = "Expiry (3 days S1; 72 h, 04:00, R), no discard policy"
+EXPIRY_MECHANISM = "Expiry (3 days S1; 72 h, 04:00, R), no discard policy"
 
 
-@pytest.mark.mechanism(EXPIRY_ROW)
-def test_old_files_go_at_their_hour_and_readers_are_corrected(run: Any, helpers: Any) -> None:
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_old_files_are_removed_at_their_hour_and_readers_get_offset_moved(run: Any, helpers: Any) -> None:
     hour_ms = 3_600_000
 
     async def scenario(case: Case) -> None:
         case.clock.now_ms = 1000 * 24 * hour_ms + 3 * hour_ms
         await fill(case)
         ledger = case.broker.ledger
-        case.clock.now_ms += hour_ms  # the hour for it, and nothing is old
+        case.clock.now_ms += hour_ms  # the right hour, but no file is old enough
         await ledger.expire()  # type: ignore[attr-defined]
         assert ledger.store.ledger_begin_index == 0
         case.clock.now_ms += 73 * hour_ms
         await ledger.expire()  # type: ignore[attr-defined]
-        assert ledger.store.ledger_begin_index == 0, "old enough, at another hour"
+        assert ledger.store.ledger_begin_index == 0, "old enough, but at another hour"
         case.clock.now_ms += 23 * hour_ms
         await ledger.expire()  # type: ignore[attr-defined]
         begin = ledger.store.ledger_begin_index
@@ -285,8 +285,8 @@ def test_old_files_go_at_their_hour_and_readers_are_corrected(run: Any, helpers:
     run(after_a_restart)
 
 
-@pytest.mark.mechanism(EXPIRY_ROW)
-def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_the_oldest_files_are_removed_from_a_crowded_disk_at_any_hour(run: Any) -> None:
     async def scenario(case: Case) -> None:
         await fill(case)
         ledger = case.broker.ledger
@@ -297,8 +297,8 @@ def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
-def test_a_bad_sector_in_the_checkpoint_is_damage(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one before steps in; an error of another kind may pass, and is raised."""
+def test_a_checkpoint_on_a_bad_sector_falls_back_to_the_previous_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of another kind may be temporary, and is raised."""
 
     async def scenario(case: Case) -> None:
         ledger: Any = case.broker.ledger
@@ -325,8 +325,8 @@ def test_a_bad_sector_in_the_checkpoint_is_damage(run: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("rule", ["age", "crowded disk"])
-def test_a_file_that_begins_damaged_keeps_no_older_one(run: Any, tmp_path: Path, rule: str) -> None:
-    """A later file says how old it is at least; a crowded disk asks nobody."""
+def test_a_file_with_a_damaged_start_does_not_keep_older_files(run: Any, tmp_path: Path, rule: str) -> None:
+    """A later file shows its minimum age; on a crowded disk age does not count."""
 
     async def scenario(case: Case) -> None:
         ledger = case.broker.ledger
@@ -336,15 +336,15 @@ def test_a_file_that_begins_damaged_keeps_no_older_one(run: Any, tmp_path: Path,
         second.write_bytes(bytes(100) + second.read_bytes()[100:])
         case.broker.ledger.log.recent.clear()  # type: ignore[attr-defined]
         if rule == "age":
-            case.clock.now_ms += (100 * 24 - case.clock.now_ms // 3_600_000 % 24 + 4) * 3_600_000  # the hour for it
+            case.clock.now_ms += (100 * 24 - case.clock.now_ms // 3_600_000 % 24 + 4) * 3_600_000  # the right hour
         await ledger.expire()  # type: ignore[attr-defined]
         assert ledger.store.ledger_begin_index > 65536
 
     run(scenario, *(CROWDED if rule == "crowded disk" else ()))
 
 
-def test_a_search_by_key_finds_what_is_left_of_it(run: Any, tmp_path: Path) -> None:
-    """The newest file of the index stays, whatever has gone with the oldest files of the log."""
+def test_a_search_by_key_ignores_removed_messages(run: Any, tmp_path: Path) -> None:
+    """The newest index file stays, though it refers to removed files of the log."""
 
     async def found(case: Case, key: str) -> list[bytes]:
         reply = await case.ask(12, {"topic": "t", "key": key, "maxNum": 64})
@@ -356,18 +356,20 @@ def test_a_search_by_key_finds_what_is_left_of_it(run: Any, tmp_path: Path) -> N
         await fill(case)
         await case.send(b"left", i="KEYS\x01rare\x02")
         await case.broker.ledger.expire()  # type: ignore[attr-defined]
-        await look(case)
+        await check_messages(case)
 
-    async def look(case: Case) -> None:
+    async def check_messages(case: Case) -> None:
         assert case.broker.ledger.store.ledger_begin_index > 0
         assert (await found(case, "rare"), await found(case, "one")) == ([b"left"], [])
 
     run(expire, *CROWDED)
-    run(look, *CROWDED)
+    run(check_messages, *CROWDED)
 
 
-@pytest.mark.mechanism(EXPIRY_ROW)
-def test_files_of_queues_go_with_those_of_the_log(run: Any, helpers: Any, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_queue_files_are_removed_with_the_log_files_that_they_point_into(
+    run: Any, helpers: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     """On a broker that gets no further message."""
     monkeypatch.setattr(dispatcher_module, "CHECKPOINT_INTERVAL_S", 0.01)
 
@@ -381,14 +383,16 @@ def test_files_of_queues_go_with_those_of_the_log(run: Any, helpers: Any, tmp_pa
         assert queue is not None
         first = queue.min_offset // 50 * 50
         wanted = [f"{first * 20:020d}", f"{first * 4:020d}"]
-        rows = [tmp_path / "data" / row / "t" / "0" for row in ("consumequeue", "consumequeue.crc")]
+        roots = [tmp_path / "data" / name / "t" / "0" for name in ("consumequeue", "consumequeue.crc")]
         assert first > 0
-        await helpers.until(lambda: [min(path.name for path in row.iterdir()) for row in rows] == wanted)
+        await helpers.until(lambda: [min(path.name for path in root.iterdir()) for root in roots] == wanted)
 
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
-def test_delays_work_without_dledger_and_across_a_restart(run: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_a_delayed_message_is_delivered_after_a_restart_without_dledger(
+    run: Any, helpers: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
 
     async def first(case: Case) -> None:
@@ -405,7 +409,7 @@ def test_delays_work_without_dledger_and_across_a_restart(run: Any, helpers: Any
     run(second)
 
 
-def test_a_level_goes_on_behind_more_messages_than_may_be_in_flight_that_went_with_old_files(
+def test_a_delay_level_continues_after_many_of_its_messages_were_removed(
     run: Any, helpers: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
@@ -427,7 +431,7 @@ CROWDED = ("classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent
 
 
 async def lose_queue_1(case: Case) -> None:
-    """A hundred messages that a group has consumed and that go with the oldest files."""
+    """A group consumes a hundred messages, which are then removed with the oldest files."""
     for number in range(100):
         assert (await case.send(b"%d" % number, e=1)).code == 0
     consumed = {"consumerGroup": "g", "topic": "t", "queueId": 1, "commitOffset": 100}
@@ -438,8 +442,8 @@ async def lose_queue_1(case: Case) -> None:
     assert queue is not None and (queue.min_offset, queue.max_offset) == (100, 100)
 
 
-async def get_new_ones(case: Case, first: int) -> None:
-    """Nothing is skipped of what comes next."""
+async def consume_new_messages(case: Case, first: int) -> None:
+    """The group's offset and the next messages of the queue begin at `first`."""
     reply = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 1})
     assert reply.ext_fields["offset"] == str(first)
     for number in range(3):
@@ -449,9 +453,13 @@ async def get_new_ones(case: Case, first: int) -> None:
 
 
 @pytest.mark.parametrize("lost", ["checkpoint", "checkpoint and ends"])
-def test_a_queue_that_has_lost_all_its_messages_goes_on_where_it_ended(run: Any, tmp_path: Path, lost: str) -> None:
+def test_an_emptied_queue_without_its_checkpoint_keeps_the_end_from_the_table(
+    run: Any, tmp_path: Path, lost: str
+) -> None:
+    """With the table damaged as well, it begins at 0 again."""
+
     async def second(case: Case) -> None:
-        await get_new_ones(case, 100 if lost == "checkpoint" else 0)
+        await consume_new_messages(case, 100 if lost == "checkpoint" else 0)
 
     async def third(case: Case) -> None:
         queue = case.broker.queues.find("t", 1)
@@ -466,8 +474,8 @@ def test_a_queue_that_has_lost_all_its_messages_goes_on_where_it_ended(run: Any,
     run(third, *CROWDED)
 
 
-def test_a_group_is_not_beyond_the_end_of_a_log_that_has_lost_its_newest_messages(run: Any, tmp_path: Path) -> None:
-    """An asynchronous flush and a power cut: the next messages get the numbers of those that are gone."""
+def test_a_group_offset_beyond_the_end_of_a_truncated_log_is_set_back(run: Any, tmp_path: Path) -> None:
+    """An asynchronous flush and a power cut: the next messages get the queue offsets of the lost ones."""
     synced = 0
 
     async def first(case: Case) -> None:
@@ -482,7 +490,7 @@ def test_a_group_is_not_beyond_the_end_of_a_log_that_has_lost_its_newest_message
         await case.broker.offsets.stop()  # written, as it is every few seconds
 
     async def second(case: Case) -> None:
-        await get_new_ones(case, 5)
+        await consume_new_messages(case, 5)
 
     options = ("flush_mode=async", "flush_interval_ms=60000")
     run(first, *options, crash_into=tmp_path / "crash")
@@ -496,15 +504,15 @@ HALF = {"f": 4, "i": "TRAN_MSG\x01true\x02PGROUP\x01p\x02"}
 
 
 async def end_of(case: Case, body: bytes) -> dict[str, Any]:
-    """Send a half message; the fields of its end, a commit."""
+    """Send a half message; returns the fields of its END, a commit."""
     reply = await case.send(body, **HALF)
     offset = int(reply.ext_fields["msgId"][-16:], 16)
     numbers = {"tranStateTableOffset": reply.ext_fields["queueOffset"], "commitLogOffset": offset}
     return {"producerGroup": "p", "commitOrRollback": 8, **numbers}
 
 
-def test_another_try_of_a_committed_message_ends_no_other_transaction(run: Any) -> None:
-    """The copy names no half message, and the first one of the log lies at 0."""
+def test_a_retry_of_a_committed_message_ends_no_other_transaction(run: Any) -> None:
+    """The retried copy gives 0 as its half message's position, where the log's first one lies."""
 
     async def scenario(case: Case) -> None:
         first, second = await end_of(case, b"first"), await end_of(case, b"second")
@@ -518,7 +526,7 @@ def test_another_try_of_a_committed_message_ends_no_other_transaction(run: Any) 
     run(scenario)
 
 
-def test_files_of_the_index_that_cannot_be_removed_are_told_in_a_line_and_tried_again(
+def test_a_failed_removal_of_index_files_is_logged_and_tried_again(
     run: Any, tmp_path: Path, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(case: Case) -> None:
@@ -548,10 +556,10 @@ def test_files_of_the_index_that_cannot_be_removed_are_told_in_a_line_and_tried_
     run(scenario, *CROWDED, "limits.index_entries=20")
 
 
-def test_a_transaction_that_went_with_the_oldest_files_is_open_no_more(
+def test_a_transaction_whose_half_message_was_removed_is_closed(
     run: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can end it, and it would count towards the most that may be open for ever."""
+    """It cannot be ended, and would count towards the limit of open ones for ever."""
     monkeypatch.setattr(transactions_module, "RECHECK_S", 0.005)
 
     async def scenario(case: Case) -> None:
@@ -567,7 +575,7 @@ def test_a_transaction_that_went_with_the_oldest_files_is_open_no_more(
 
 
 @pytest.mark.parametrize("until", ["second file", "dispatch"])
-def test_what_points_into_removed_files_follows_where_not_all_can_be_removed(
+def test_queues_point_to_existing_files_when_not_all_old_files_can_be_removed(
     run: Any, monkeypatch: Any, until: str
 ) -> None:
     async def scenario(case: Case) -> None:
@@ -598,7 +606,7 @@ def test_what_points_into_removed_files_follows_where_not_all_can_be_removed(
     run(scenario, "classic.disk_capacity_bytes=70000")
 
 
-def test_who_reads_where_files_go_meanwhile_is_corrected_and_the_store_stays_whole(
+def test_pulls_during_a_removal_get_offset_moved_and_the_store_stays_intact(
     run: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     capacity = "classic.disk_capacity_bytes=70000"
@@ -630,7 +638,7 @@ def test_who_reads_where_files_go_meanwhile_is_corrected_and_the_store_stays_who
     run(again, capacity)
 
 
-def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_old_files_are_removed_periodically(run: Any, helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(classic_module, "EXPIRY_CHECK_S", 0.01)
 
     async def scenario(case: Case) -> None:
@@ -641,7 +649,7 @@ def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: 
 
 
 @pytest.mark.mechanism("OS page cache busy")
-def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
+def test_a_send_during_a_slow_write_gets_system_busy(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(log_module, "BUSY_S", 0.01)
 
     async def scenario(case: Case) -> None:
@@ -654,8 +662,8 @@ def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.mechanism("StoreCheckpoint timestamps")
-def test_the_checkpoint_tells_how_far_each_part_is_durable(run: Any, helpers: Any) -> None:
-    """Inspected while the log is not synced yet, then after its sync, then after a restart."""
+def test_the_checkpoint_records_how_far_each_part_is_durable(run: Any, helpers: Any) -> None:
+    """Checked before and after a sync of the log, and after a restart."""
 
     async def scenario(case: Case) -> None:
         log = case.broker.ledger.log  # type: ignore[attr-defined]
@@ -685,7 +693,7 @@ def test_the_checkpoint_tells_how_far_each_part_is_durable(run: Any, helpers: An
     run(again)
 
 
-def test_errors_that_nobody_foresaw_end_neither_checkpoints_nor_the_removal_of_files(
+def test_checkpoints_and_file_removal_continue_after_unexpected_errors(
     run: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(classic_module, "CHECKPOINT_INTERVAL_S", 0.02)
@@ -710,26 +718,26 @@ def test_errors_that_nobody_foresaw_end_neither_checkpoints_nor_the_removal_of_f
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_removal_of_files_of_a_dledger_log(
+def test_file_removal_of_a_dledger_log_continues_after_an_unexpected_error(
     helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(log_expiry_module, "EXPIRY_CHECK_S", 0.01)
-    looks = 0
+    checks = 0
 
     class NothingToRemove:
         begin_pos = 0
 
         def first_of_next_file(self) -> None:
-            nonlocal looks
-            looks += 1
-            if looks == 1:
+            nonlocal checks
+            checks += 1
+            if checks == 1:
                 raise RuntimeError("an error of its own")
 
     async def main() -> None:
         parts: Any = {name: None for name in ("snapshots", "dispatcher", "retention", "clock", "on_removed", "restate")}
         expiry = log_expiry_module.LogExpiry(store=NothingToRemove(), **parts)  # type: ignore[arg-type]
         expiry.start()
-        await helpers.until(lambda: looks == 3)
+        await helpers.until(lambda: checks == 3)
         assert "an error of its own" in caplog.text
         await expiry.stop()
 

@@ -13,7 +13,7 @@ from node.broker.heartbeat import MAX_EXPRESSION_CHARACTERS
 ASK = {"consumerGroup": "g", "topic": "t", "queueId": 0}
 
 
-def test_a_new_group_begins_at_the_start_while_it_is_in_memory(run_case: Any) -> None:
+def test_a_new_group_starts_at_offset_0_while_the_queue_is_in_memory(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(14, ASK)).ext_fields["offset"] == "0"
         await case.send()
@@ -22,11 +22,11 @@ def test_a_new_group_begins_at_the_start_while_it_is_in_memory(run_case: Any) ->
     run_case(scenario)
 
 
-def test_a_new_group_looks_for_a_place_itself_when_the_start_has_spilled(run_case: Any) -> None:
+def test_a_new_group_gets_no_offset_once_the_start_of_the_queue_is_on_disk_only(run_case: Any) -> None:
     """R: checkInDiskByConsumeOffset. The client then asks for the end."""
 
     async def scenario(case: Any) -> None:
-        assert (await case.ask(14, ASK)).code == 0, "an empty queue has nothing on the disk"
+        assert (await case.ask(14, ASK)).code == 0, "an empty queue has nothing on disk"
         await case.send()
         assert (await case.ask(14, ASK)).code == 22
         assert (await case.ask(15, ASK | {"commitOffset": 1})).code == 0
@@ -40,13 +40,13 @@ def test_offsets_of_queues_that_do_not_exist_are_not_kept(run_case: Any) -> None
         assert (await case.ask(15, ASK | {"commitOffset": 1, "topic": "x" * 100_000})).code == 17
         for queue_id in (-1, 2, 1 << 40):
             assert (await case.ask(15, ASK | {"commitOffset": 1, "queueId": queue_id})).code == 1
-        assert (await case.ask(15, ASK | {"commitOffset": -1})).code == 0, "clients that do not know theirs yet"
+        assert (await case.ask(15, ASK | {"commitOffset": -1})).code == 0, "the client knows no offset yet"
         assert json.loads((await case.ask(43)).body) == {"offsetTable": {}}
 
     run_case(scenario)
 
 
-def test_a_subscription_has_a_length(run_case: Any) -> None:
+def test_a_subscription_longer_than_the_limit_is_refused(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for size, code in ((MAX_EXPRESSION_CHARACTERS, 0), (MAX_EXPRESSION_CHARACTERS + 1, 1)):
             subscription = {"topic": "t", "subString": "x" * size}
@@ -67,12 +67,12 @@ def test_a_group_with_the_separator_in_its_name_has_its_own_offsets(run_case: An
     run_case(scenario)
 
 
-def test_the_progress_of_all_groups_looks_at_each_offset_once(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, split = 0, consumer_offsets.split_key
+def test_a_report_of_all_groups_progress_reads_each_offset_once(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, split = 0, consumer_offsets.split_key
 
     def counted(key: str) -> tuple[str, str]:
-        nonlocal looks
-        looks += 1
+        nonlocal reads
+        reads += 1
         return split(key)
 
     async def scenario(case: Any) -> None:
@@ -86,6 +86,6 @@ def test_the_progress_of_all_groups_looks_at_each_offset_once(run_case: Any, mon
             text = (await case.ask(317, {"isOrder": ordered})).body.decode()
             assert [text.count(f'"topic":"t{number}"') for number in topics] == [2] * len(topics)
             assert text.count('"topic"') == 2 * len(topics)
-        assert looks == 2 * 17
+        assert reads == 2 * 17
 
     run_case(scenario)

@@ -36,7 +36,7 @@ def heartbeat(client_id: str, group: str = "g", *, producers: tuple[str, ...] = 
 
 
 class Listener:
-    """A second client that notes the groups of which it is told that they changed."""
+    """A second client that records notices of changed groups."""
 
     def __init__(self, port: int) -> None:
         self._address = f"127.0.0.1:{port}"
@@ -51,9 +51,9 @@ class Listener:
         return await self.client.invoke(self._address, Command.request(code, fields or {}, body), timeout_ms=5000)
 
 
-def test_clients_do_not_fill_the_log(run_case: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A group whose retry topic cannot be made says hello every few seconds, each of its clients; and a transaction may
-    be ended as unknown as often as a producer likes."""
+def test_repeated_requests_of_clients_are_logged_once_at_most(run_case: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Each client of a group whose retry topic cannot be made sends a heartbeat every few seconds, and a producer may
+    end a transaction as unknown as often as it likes."""
 
     async def scenario(case: Any) -> None:
         unknown = {"producerGroup": "p", "commitOrRollback": 0, "commitLogOffset": 0, "tranStateTableOffset": 0}
@@ -68,7 +68,7 @@ def test_clients_do_not_fill_the_log(run_case: Any, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.mechanism("Idle connection close (120 s R)")
-def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any, helpers: Any) -> None:
+def test_consumers_are_listed_and_notified_of_changes_until_they_leave(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(38, {"consumerGroup": "g"})).code == 1
         first, second = Listener(case.broker.port), Listener(case.broker.port)
@@ -81,7 +81,7 @@ def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any
             before = len(first.changed)
             assert (await first.ask(34, body=heartbeat("c1"))).code == 0
             assert (await first.ask(38, {"consumerGroup": "g"})).code == 0
-            assert len(first.changed) == before, "a heartbeat that says nothing new tells nobody"
+            assert len(first.changed) == before, "an unchanged heartbeat notifies nobody"
             await second.client.close()
             await helpers.until(lambda: len(first.changed) == before + 1)
             assert json.loads((await case.ask(38, {"consumerGroup": "g"})).body) == {"consumerIdList": ["c1"]}
@@ -94,7 +94,7 @@ def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any
     run_case(scenario)
 
 
-def test_a_heartbeat_makes_the_group_and_its_retry_topic(run_case: Any) -> None:
+def test_a_heartbeat_creates_the_group_and_its_retry_topic(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(34, body=heartbeat("c1", "orders", producers=("p",)))).code == 0
         topics = json.loads((await case.ask(21)).body)["topicConfigTable"]
@@ -107,7 +107,7 @@ def test_a_heartbeat_makes_the_group_and_its_retry_topic(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_groups_are_not_made_where_that_is_switched_off(run_case: Any) -> None:
+def test_a_heartbeat_creates_no_group_if_auto_create_groups_is_off(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(34, body=heartbeat("c1"))).code == 0
         assert json.loads((await case.ask(201)).body)["subscriptionGroupTable"] == {}
@@ -119,7 +119,7 @@ def test_groups_are_not_made_where_that_is_switched_off(run_case: Any) -> None:
     run_case(scenario, auto_create_groups="false")
 
 
-def test_a_group_that_the_disk_did_not_take_is_changed_and_the_answer_says_what_that_is_worth(
+def test_a_group_change_that_cannot_be_saved_takes_effect_and_the_reply_warns(
     run_case: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscription_groups, "PERSIST_INTERVAL_S", 1000)
@@ -182,8 +182,8 @@ def test_offsets_are_kept_across_a_restart(run_case: Any) -> None:
     run_case(ask_again)
 
 
-def test_offsets_in_topics_that_were_deleted_make_room(run_case: Any, monkeypatch: Any) -> None:
-    """They are there when the topic is made again, until there is no more room: nobody else may be refused for them."""
+def test_offsets_of_deleted_topics_are_dropped_when_room_is_needed(run_case: Any, monkeypatch: Any) -> None:
+    """They are kept in case the topic is created again, but no other offset is refused because of them."""
     monkeypatch.setattr(consumer_offsets, "MAX_CONSUMER_OFFSETS", 6)
 
     async def scenario(case: Any) -> None:
@@ -207,7 +207,7 @@ def test_offsets_in_topics_that_were_deleted_make_room(run_case: Any, monkeypatc
     run_case(scenario)
 
 
-def test_offsets_are_written_without_a_shutdown(tmp_path: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_offsets_are_saved_periodically(tmp_path: Any, helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.consumer_offsets.PERSIST_INTERVAL_S", 0.01)
 
     async def main() -> None:
@@ -233,7 +233,7 @@ def test_an_unknown_offset_of_a_queue_that_lost_its_beginning_is_not_found(run_c
     run_case(scenario)
 
 
-def test_a_slave_neither_takes_nor_gives_offsets_and_locks(run_case: Any) -> None:
+def test_a_slave_refuses_requests_for_offsets_and_locks(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         place = {"consumerGroup": "g", "topic": "t", "queueId": 1}
         assert (await case.ask(14, place)).code == 14
@@ -244,7 +244,7 @@ def test_a_slave_neither_takes_nor_gives_offsets_and_locks(run_case: Any) -> Non
     run_case(scenario, master=False)
 
 
-def test_locks_over_the_wire(run_case: Any) -> None:
+def test_a_queue_is_locked_by_one_client_at_a_time(run_case: Any) -> None:
     def lock(client: str, *queues: int) -> bytes:
         entries = [{"topic": "t", "brokerName": "broker-a", "queueId": queue} for queue in queues]
         return json.dumps({"consumerGroup": "g", "clientId": client, "mqSet": entries}).encode()
@@ -262,7 +262,7 @@ def test_locks_over_the_wire(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_a_lock_is_a_lease_of_a_minute() -> None:
+def test_a_lock_expires_a_minute_after_its_last_renewal() -> None:
     now = 0.0
     locks = RebalanceLocks(lambda: now)
     queue = MessageQueue("t", "b", 0)
@@ -291,24 +291,24 @@ def test_locks_are_bounded_and_expired_ones_make_room(monkeypatch: Any) -> None:
 
 def test_a_request_for_many_locks_looks_for_expired_ones_once(monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.rebalance_locks.MAX_LOCKS", 100)
-    looks, drop = 0, RebalanceLocks._drop_expired
+    searches, drop = 0, RebalanceLocks._drop_expired
 
     def counted(locks: RebalanceLocks, now: float) -> Any:
-        nonlocal looks
-        looks += 1
+        nonlocal searches
+        searches += 1
         return drop(locks, now)
 
     monkeypatch.setattr(RebalanceLocks, "_drop_expired", counted)
     now = 0.0
     locks = RebalanceLocks(lambda: now)
     queues = [MessageQueue("t", "b", number) for number in range(300)]
-    assert locks.lock("g", "c", queues) == queues[:100] and looks == 1
-    assert locks.lock("h", "c", queues) == [] and looks == 2
+    assert locks.lock("g", "c", queues) == queues[:100] and searches == 1
+    assert locks.lock("h", "c", queues) == [] and searches == 2
     now = LEASE_S
-    assert locks.lock("h", "c", queues) == queues[:100] and looks == 3
+    assert locks.lock("h", "c", queues) == queues[:100] and searches == 3
 
 
-def test_a_client_that_falls_silent_is_forgotten(helpers: Any, monkeypatch: Any) -> None:
+def test_a_silent_client_expires(helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.client_manager.CLIENT_EXPIRY_S", 0.05)
     assert CLIENT_EXPIRY_S == 120
 
@@ -322,9 +322,7 @@ def test_a_client_that_falls_silent_is_forgotten(helpers: Any, monkeypatch: Any)
     asyncio.run(main())
 
 
-def test_who_comes_when_no_more_are_taken_leaves_nothing_and_who_is_here_goes_on(
-    helpers: Any, monkeypatch: Any
-) -> None:
+def test_a_client_over_the_limit_is_not_registered_and_the_others_stay(helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.client_manager.MAX_REGISTRATIONS", 2)
 
     async def main() -> None:
@@ -345,7 +343,7 @@ def test_who_comes_when_no_more_are_taken_leaves_nothing_and_who_is_here_goes_on
     asyncio.run(main())
 
 
-def test_what_all_groups_subscribe_to_is_bounded(helpers: Any, monkeypatch: Any) -> None:
+def test_the_total_size_of_subscriptions_is_bounded(helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.client_manager.MAX_SUBSCRIBED_BYTES", 16_600)
 
     def beat(group: str, size: int, version: int = 1) -> Heartbeat:
@@ -373,7 +371,7 @@ def test_what_all_groups_subscribe_to_is_bounded(helpers: Any, monkeypatch: Any)
     asyncio.run(main())
 
 
-def test_producers_are_asked_in_turn(helpers: Any) -> None:
+def test_producers_are_chosen_round_robin(helpers: Any) -> None:
     async def main() -> None:
         clients = ClientManager(may_notify=lambda group: False)
         connections = [helpers.FakeConnection() for _ in range(3)]
@@ -416,14 +414,14 @@ def test_enumerations_are_read_by_name_and_by_number(changes: dict[str, Any], ex
         + b"1" * 400 + b"}]}]}",
     ],
 )  # fmt: skip
-def test_a_heartbeat_that_makes_no_sense_is_refused(body: bytes) -> None:
+def test_a_malformed_heartbeat_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         Heartbeat.of(body)
     assert caught.value.code == 1
 
 
 @pytest.mark.mechanism("Send processor for 10/310/320/36, before/after hooks, fast port")
-def test_topics_are_made_by_sending_after_the_example(run_case: Any, helpers: Any) -> None:
+def test_a_send_creates_a_topic_from_the_default_topic(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(310, {"b": "new", "e": 0}, b"x")).code == 17
         assert (await case.ask(310, {"b": "new", "c": "t", "d": 4, "e": 0}, b"x")).code == 17
@@ -439,7 +437,7 @@ def test_topics_are_made_by_sending_after_the_example(run_case: Any, helpers: An
     run_case(scenario)
 
 
-def test_clients_may_not_send_to_the_brokers_own_topics(run_case: Any) -> None:
+def test_clients_may_not_send_to_or_pull_from_internal_topics(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for topic in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"):
             assert (await case.send(topic=topic)).code == 16
@@ -448,7 +446,7 @@ def test_clients_may_not_send_to_the_brokers_own_topics(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_topics_are_not_made_where_that_is_switched_off(run_case: Any) -> None:
+def test_a_send_creates_no_topic_if_auto_create_topics_is_off(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(310, {"b": "new", "c": "TBW102", "d": 3, "e": 2}, b"x")).code == 17
 

@@ -39,10 +39,10 @@ class Group:
         self._disks: dict[str, RealDisk] = {}
         self.client = RemotingClient()
         self.sent_again = 0
-        """Messages that were not acknowledged, and may be there all the same."""
+        """Sends repeated without an acknowledgement; the earlier message may be stored too."""
 
     def path(self, node: str) -> Path:
-        """Where a broker keeps everything."""
+        """The data directory of a broker."""
         return self._directory / node
 
     def config(self, node: str) -> str:
@@ -88,7 +88,7 @@ class Group:
         return await self.client.invoke(address, Command.request(code, fields, body), timeout_ms=5000)
 
     async def send(self, body: bytes, *, queue_id: int = 0, timeout_s: float = 20) -> int:
-        """Send to whoever is master until it is acknowledged; returns the queue offset."""
+        """Send to the current master until acknowledged; returns the queue offset."""
         async with asyncio.timeout(timeout_s):
             while True:
                 node = await self.master()
@@ -139,7 +139,7 @@ def queue_files(directory: Path) -> dict[str, bytes]:
     return found
 
 
-def test_a_single_broker_keeps_everything_across_orderly_restarts(run: Any) -> None:
+def test_a_single_broker_keeps_all_messages_across_orderly_restarts(run: Any) -> None:
     async def scenario(group: Group) -> None:
         for turn in range(3):
             for number in range(20):
@@ -157,7 +157,7 @@ def test_a_single_broker_keeps_everything_across_orderly_restarts(run: Any) -> N
 
 
 @pytest.mark.parametrize("read_mode", ["read_index", "lease", "log", "unsafe"])
-def test_the_leader_reads_what_it_has_acknowledged(run: Any, read_mode: str) -> None:
+def test_the_leader_serves_a_message_as_soon_as_it_is_acknowledged(run: Any, read_mode: str) -> None:
     async def scenario(group: Group) -> None:
         node = await group.master()
         for number in range(20):
@@ -167,7 +167,7 @@ def test_the_leader_reads_what_it_has_acknowledged(run: Any, read_mode: str) -> 
     run(scenario, nodes=3, read_mode=read_mode)
 
 
-def test_followers_refuse_and_have_the_same_queues(run: Any, tmp_path: Path, helpers: Any) -> None:
+def test_followers_refuse_clients_and_have_the_same_queue_files(run: Any, tmp_path: Path, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         for number in range(60):
             await group.send(b"x" * number, queue_id=number % 3)
@@ -188,7 +188,7 @@ def test_followers_refuse_and_have_the_same_queues(run: Any, tmp_path: Path, hel
     run(scenario, nodes=3)
 
 
-def test_nothing_acknowledged_is_lost_when_masters_come_and_go(run: Any) -> None:
+def test_no_acknowledged_message_is_lost_when_masters_change(run: Any) -> None:
     async def scenario(group: Group) -> None:
         acknowledged: dict[int, bytes] = {}
         for turn in range(4):
@@ -223,7 +223,7 @@ def test_a_minority_neither_acknowledges_nor_reads(run: Any) -> None:
     run(scenario, nodes=3)
 
 
-def test_runtime_information_tells_who_leads(run: Any) -> None:
+def test_the_status_reports_the_leader_and_the_term(run: Any) -> None:
     async def scenario(group: Group) -> None:
         master = await group.master()
         await group.send(b"x")
@@ -243,9 +243,9 @@ SMALL_LOG = {
 }
 
 
-async def give_the_lead(ledger: Any, member: str) -> None:
-    """As soon as the leader hears of the member within its lease and knows what it has, which may take a while on a
-    machine that stood still."""
+async def transfer_lead(ledger: Any, member: str) -> None:
+    """Transfer the lead once the leader has heard from the member and knows its log, which takes a while after a stall
+    of the machine."""
     async with asyncio.timeout(20):
         while True:
             try:
@@ -257,7 +257,7 @@ async def give_the_lead(ledger: Any, member: str) -> None:
 
 
 @pytest.mark.mechanism("Expiry (3 days S1; 72 h, 04:00, R), no discard policy")
-def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any, helpers: Any) -> None:
+def test_a_member_that_was_away_begins_after_the_removed_files_and_can_lead(run: Any, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         master = await group.master()
         away = next(node for node in group.ids if node != master)
@@ -290,7 +290,7 @@ def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any
                 await group.start(node)
         leader = await group.master()
         if leader != away:
-            await give_the_lead(group.brokers[leader].ledger, away)
+            await transfer_lead(group.brokers[leader].ledger, away)
         await group.send(b"the last")
         offset, found = low, []
         while True:
@@ -304,7 +304,7 @@ def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any
     run(scenario, nodes=3, numbers=SMALL_LOG)
 
 
-def test_what_says_who_belongs_to_the_group_outlives_the_file_it_is_in(run: Any, helpers: Any) -> None:
+def test_the_membership_entry_outlives_the_file_that_holds_it(run: Any, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         broker = group.brokers[await group.master()]
         await broker.ledger.members.restate()
@@ -328,8 +328,8 @@ def test_what_says_who_belongs_to_the_group_outlives_the_file_it_is_in(run: Any,
     run(scenario, nodes=1, numbers=SMALL_LOG)
 
 
-def test_a_replicated_file_that_begins_damaged_keeps_no_older_one(run: Any, helpers: Any) -> None:
-    """Nor does a damaged message say that nobody knows how old a file is: those behind it are no older."""
+def test_a_replicated_file_with_a_damaged_start_does_not_keep_older_files(run: Any, helpers: Any) -> None:
+    """The age of a damaged message is that of the next one, which is no older."""
 
     async def scenario(group: Group) -> None:
         for number in range(60):
@@ -357,15 +357,15 @@ def reads_as_damaged(store: Any, index: int) -> bool:
 
 
 async def expire(broker: BrokerController) -> int:
-    """Have a broker write its checkpoint and remove what it may of its log; where that begins then."""
+    """Have a broker write its checkpoint and remove old log files; returns where the log begins then."""
     await broker.dispatcher._checkpoint()
     assert broker.expiry is not None
     await broker.expiry.expire()
     return broker.ledger.store.ledger_begin_index
 
 
-async def leads(group: Group, node: str) -> None:
-    """Have `node` lead, asked for as often as it takes: on a busy machine others may stand meanwhile."""
+async def make_leader(group: Group, node: str) -> None:
+    """Transfer the lead to `node`, repeatedly if need be: on a busy machine others may be elected meanwhile."""
     while (leader := await group.master()) != node:
         try:
             await group.brokers[leader].ledger.transfer_leadership(node)  # type: ignore[attr-defined]
@@ -374,9 +374,9 @@ async def leads(group: Group, node: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["left behind", "new", "lost its queues"])
-def test_a_snapshot_says_what_the_log_has_lost(run: Any, helpers: Any, how: str) -> None:
-    """Numbers of queues without a message that is left, delayed messages delivered, open transactions, and the tables:
-    a member that the log alone cannot tell has them, and leads with them."""
+def test_a_member_restores_from_a_snapshot_what_the_log_has_lost(run: Any, helpers: Any, how: str) -> None:
+    """Offsets of emptied queues, delivered delayed messages, open transactions and the tables: a member that cannot
+    derive them from the log has them, also when it leads."""
 
     async def scenario(group: Group) -> None:
         master = await group.master()
@@ -417,13 +417,13 @@ def test_a_snapshot_says_what_the_log_has_lost(run: Any, helpers: Any, how: str)
         assert broker.delay_progress.delivered[1] == 1 and len(broker.transactions.halves) == 1
         queue = broker.queues.find("t", 1)
         assert queue is not None and (queue.min_offset, queue.max_offset) == (5, 5)
-        if how != "lost its queues":  # then the snapshot is its own, and it knew no table but its own
+        if how != "lost its queues":  # then the snapshot is its own, with its own tables only
             await helpers.until(lambda: broker.topics.get("made") is not None)
             assert broker.offsets.find("g", "t", 1) == 3
         await broker.dispatcher._checkpoint()
-        await group.stop(other)  # and once more from what it has on its own disk
+        await group.stop(other)  # and once more from its own disk
         await group.start(other)
-        await leads(group, other)
+        await make_leader(group, other)
         assert await group.send(b"goes on", queue_id=1) == 5
         assert await group.send(b"and here") == 60
         for node in group.ids:
@@ -432,11 +432,11 @@ def test_a_snapshot_says_what_the_log_has_lost(run: Any, helpers: Any, how: str)
         reply = await group.ask(other, 11, {"topic": "t", "queueId": 0, "queueOffset": low})
         assert reply.code == 0 and decode_records(reply.body)[0].body[:3] == b"%03d" % low
 
-    # It knows who leads all the time, which half a second of a busy machine would change with the fast timing.
+    # The leader must not change: with the fast timing, half a second of a busy machine would change it.
     run(scenario, nodes=3, numbers=SMALL_LOG, timing="default")
 
 
-def test_files_of_the_log_stay_where_no_snapshot_can_be_written(run: Any, helpers: Any) -> None:
+def test_log_files_are_kept_if_no_snapshot_can_be_written(run: Any, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         master = await group.master()
         broker = group.brokers[master]

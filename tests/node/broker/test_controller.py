@@ -1,4 +1,4 @@
-"""The broker as its clients see it, on a real socket, around a log that the test plays."""
+"""The broker as its clients see it, on a real socket, with a fake log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(run_case: Any) -> Callable[..., None]:
     return run_case  # type: ignore[no-any-return]
 
 
-def test_what_is_sent_is_pulled_byte_for_byte(run: Any) -> None:
+def test_a_message_is_pulled_byte_for_byte_as_sent(run: Any) -> None:
     async def scenario(case: Any) -> None:
         body = bytes(range(256)) * 40
         sent = await case.send(body, queue_id=1)
@@ -33,7 +33,7 @@ def test_what_is_sent_is_pulled_byte_for_byte(run: Any) -> None:
     run(scenario)
 
 
-def test_offsets(run: Any) -> None:
+def test_minimum_and_maximum_offsets_are_reported_by_queue(run: Any) -> None:
     async def scenario(case: Any) -> None:
         for _ in range(3):
             await case.send()
@@ -44,7 +44,7 @@ def test_offsets(run: Any) -> None:
     run(scenario)
 
 
-def test_a_slave_names_the_leader(run: Any) -> None:
+def test_a_slave_refuses_requests_and_names_the_leader(run: Any) -> None:
     async def scenario(case: Any) -> None:
         for leader, hint in (
             (None, "NOT_LEADER leader=- addr=-"),
@@ -62,7 +62,7 @@ def test_a_slave_names_the_leader(run: Any) -> None:
     run(scenario, master=False)
 
 
-def test_unsafe_reads_are_answered_by_a_slave(run: Any) -> None:
+def test_a_slave_answers_unsafe_reads(run: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"kept")
         case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
@@ -73,7 +73,7 @@ def test_unsafe_reads_are_answered_by_a_slave(run: Any) -> None:
     run(scenario, read_mode="unsafe")
 
 
-def test_a_long_poll_ends_with_the_lead(run: Any, helpers: Any) -> None:
+def test_a_long_poll_ends_when_the_lead_is_lost(run: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         held = asyncio.ensure_future(case.pull(sysFlag=2, suspendTimeoutMillis=30_000))
         await helpers.until(lambda: case.broker.runtime_table()["heldPulls"] == 1)
@@ -96,7 +96,7 @@ def test_a_long_poll_is_answered_by_the_message_it_waits_for(run: Any, helpers: 
     run(scenario)
 
 
-def test_a_shutdown_answers_what_is_under_way(run: Any, helpers: Any) -> None:
+def test_a_shutdown_answers_held_pulls_and_pending_sends(run: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         case.ledger.commit_by_hand = True
         held = asyncio.ensure_future(case.pull(queue_id=1, sysFlag=2, suspendTimeoutMillis=30_000))
@@ -113,7 +113,7 @@ def test_a_shutdown_answers_what_is_under_way(run: Any, helpers: Any) -> None:
     run(scenario)
 
 
-def test_runtime_information(run: Any) -> None:
+def test_the_status_reports_role_log_positions_and_counters(run: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send()
         await case.pull()
@@ -147,7 +147,7 @@ def test_runtime_information(run: Any) -> None:
     run(scenario)
 
 
-def test_topics_can_be_created_and_are_kept(run: Any, tmp_path: Any) -> None:
+def test_topics_can_be_created_and_are_saved(run: Any, tmp_path: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.send(topic="new")).code == 17
         fields = {"topic": "new", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6, "topicFilterType": "SINGLE_TAG"}
@@ -181,7 +181,7 @@ def test_damage_found_by_dispatch_ends_the_broker(run: Any) -> None:
     run(scenario)
 
 
-def test_name_servers_are_told_of_every_role(helpers: Any, new_broker: Any) -> None:
+def test_every_role_change_is_registered_at_the_name_server(helpers: Any, new_broker: Any) -> None:
     seen: list[dict[str, Any]] = []
 
     def note(command: Command, connection: object) -> Command:
@@ -219,7 +219,7 @@ def test_name_servers_are_told_of_every_role(helpers: Any, new_broker: Any) -> N
     }
 
 
-def test_a_port_in_use_is_found_before_anything_is_touched(new_broker: Any, tmp_path: Any) -> None:
+def test_a_port_in_use_is_reported_before_the_log_or_data_is_touched(new_broker: Any, tmp_path: Any) -> None:
     async def main() -> None:
         taken = RemotingServer("127.0.0.1", 0)
         await taken.start()

@@ -14,7 +14,7 @@ def test_nothing_is_lost_when_power_is_cut(dledger: bool) -> None:
     assert figures["rounds"] == 15 and figures["acknowledged"] > 500 and figures["lost_unsynced_bytes"] > 0
 
 
-def test_the_loop_notices_what_an_asynchronous_flush_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_crash_loop_detects_messages_lost_by_an_asynchronous_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash_loop, "CONFIG", crash_loop.CONFIG.replace('"sync"', '"async"'))
     with pytest.raises(AssertionError, match="lost"):
         crash_loop.power_cut_rounds(30, seconds=600, seed=1)

@@ -1,7 +1,7 @@
 """Damaged files of every kind: found, reported, repaired if that is safe, and never served as if they were intact.
 
 Each case damages one file of a store and starts the broker on it. Either it refuses to start and names the file; or it
-starts, and then every message is served as it was sent or refused with an error, and every table is the true one or its
+starts, and then every message is served as it was sent or refused with an error, and every table is the latest or its
 predecessor.
 """
 
@@ -79,7 +79,7 @@ async def fill(ask: Asker, broker: BrokerController) -> None:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A store that was stopped in order, and one whose process was gone from one moment to the next."""
+    """A store after an orderly stop, and one after a crash."""
     base = tmp_path_factory.mktemp("stores")
 
     async def scenario(ask: Asker, broker: BrokerController) -> None:
@@ -121,7 +121,7 @@ def do_damage(path: Path, damage: str) -> None:
         path.write_bytes(content)
 
 
-async def look(ask: Asker, broker: BrokerController) -> dict[str, int]:
+async def read_everything(ask: Asker, broker: BrokerController) -> dict[str, int]:
     """Read everything; returns how much was served and how much was refused. Nothing may be wrong or left out."""
     served = refused = 0
     high = int((await ask(30, {"topic": "t", "queueId": 0})).ext_fields["offset"])
@@ -144,7 +144,7 @@ async def look(ask: Asker, broker: BrokerController) -> dict[str, int]:
 @pytest.mark.parametrize("end", ["stopped", "crashed"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", FILES)
-def test_damage_is_found_and_said(
+def test_a_damaged_file_is_reported_and_never_served_as_intact(
     stores: dict[str, Path], tmp_path: Path, kind: str, damage: str, end: str, caplog: Any
 ) -> None:
     data = tmp_path / "data"
@@ -154,7 +154,7 @@ def test_damage_is_found_and_said(
     seen: dict[str, Any] = {}
 
     async def scenario(ask: Asker, broker: BrokerController) -> None:
-        seen.update(await look(ask, broker))
+        seen.update(await read_everything(ask, broker))
         topics = json.loads((await ask(21)).body)["topicConfigTable"]
         groups = json.loads((await ask(201)).body)["subscriptionGroupTable"]
         seen["topics"] = {name for name in topics if name.startswith("made-")}
@@ -167,17 +167,17 @@ def test_damage_is_found_and_said(
         assert kind.startswith("commitlog") and str(path) in str(error), error
         assert damage in ("truncated", "longer", "missing")
         return
-    said = caplog.text
+    logged = caplog.text
     name = kind.partition(" ")[0]
     if name == "commitlog":
         if damage in ("zeroed", "flipped"):
-            assert seen["refused"] > 0 and "cannot be read" in said
+            assert seen["refused"] > 0 and "cannot be read" in logged
             assert seen["served"] + seen["refused"] == len(SENT) == seen["high"]
         elif damage == "missing":  # the first file: as after expiry
             assert seen["low"] > 0 and seen["served"] == len(SENT) - seen["low"]
-            assert "the log begins" in said
+            assert "the log begins" in logged
         else:
-            assert damage == "longer" and "cutting" in said and seen["served"] == len(SENT)
+            assert damage == "longer" and "cutting" in logged and seen["served"] == len(SENT)
         return
     assert (seen["served"], seen["refused"], seen["low"]) == (len(SENT), 0, 0), seen
     changed = {
@@ -188,10 +188,10 @@ def test_damage_is_found_and_said(
     for table, differs in changed.items():
         assert not differs or table == kind, changed
     if kind in TABLES:
-        assert changed[kind] and "going on with its predecessor" in said
+        assert changed[kind] and "going on with its predecessor" in logged
         assert seen["topics"] >= {"made-1"} and seen["offset"] in ("10", "20") and seen["groups"] >= {"g1"}
     elif damage != "longer":
-        assert str(path) in said, said
+        assert str(path) in logged, logged
     if name in ("consumequeue", "index") and damage != "longer":
         assert file_of(data, kind).read_bytes() == file_of(stores["stopped"], kind).read_bytes(), "rebuilt"
 
@@ -211,7 +211,7 @@ def test_a_table_whose_predecessor_is_damaged_too_is_refused(
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_without_any_checkpoint_a_damaged_log_is_not_cut(stores: dict[str, Path], tmp_path: Path, damage: str) -> None:
-    """Nobody knows then what was durable: what lies behind the damage may have been acknowledged."""
+    """It is unknown what was durable then: messages behind the damage may have been acknowledged."""
     data = tmp_path / "data"
     shutil.copytree(stores["crashed"], data)
     for path in data.glob("checkpoint*"):
@@ -227,10 +227,10 @@ def test_without_any_checkpoint_a_damaged_log_is_not_cut(stores: dict[str, Path]
 
 @pytest.mark.parametrize("is_clean", [False, True])
 @pytest.mark.parametrize("position", ["of an empty log", "within a record", "behind a record"])
-def test_a_checkpoint_of_another_store_has_nothing_cut(
+def test_a_checkpoint_of_another_store_never_cuts_the_log(
     stores: dict[str, Path], tmp_path: Path, position: str, is_clean: bool
 ) -> None:
-    """Where it says that the log ends, or was durable, whole records of this log follow or lie across."""
+    """Records of this log follow the position that it gives, or lie across it."""
     data = tmp_path / "data"
     shutil.copytree(stores["stopped"], data)
     last = file_of(data, "commitlog last")
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_store_has_nothing_cut(
     seen: dict[str, int] = {}
 
     async def scenario(ask: Asker, broker: BrokerController) -> None:
-        seen.update(await look(ask, broker))
+        seen.update(await read_everything(ask, broker))
 
     if position == "within a record":
         with pytest.raises(ValueError, match="the checkpoint is not of this log") as caught:
@@ -253,9 +253,9 @@ def test_a_checkpoint_of_another_store_has_nothing_cut(
     assert {path.name: path.read_bytes() for path in (data / "commitlog").iterdir()} == log
 
 
-def test_no_flipped_bit_of_a_record_is_served(stores: dict[str, Path], tmp_path: Path) -> None:
-    """Neither of its body nor of its head and properties, of which the record itself has no CRC; not to a pull, not to
-    a query, not into a copy."""
+def test_a_record_with_a_flipped_bit_is_never_served(stores: dict[str, Path], tmp_path: Path) -> None:
+    """In the body, or in the header and properties, which the record's own CRC does not cover; by a pull, a query or a
+    copy."""
     data = tmp_path / "data"
     shutil.copytree(stores["stopped"], data)
     number = 3

@@ -1,4 +1,4 @@
-"""Delayed delivery, retries and dead letters, on a whole broker around a log that the test plays."""
+"""Delayed delivery, retries and dead letters, on a whole broker with a fake log."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SEED_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
 @pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests moves by hand, so waiting is a matter of looking again."""
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests set the clock by hand, so it must be checked often."""
     monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
 
 
@@ -46,7 +46,7 @@ async def arrived(case: Any, count: int, topic: str = "t", queue_id: int = 1) ->
     return found
 
 
-def test_the_levels_are_those_of_the_field() -> None:
+def test_the_delay_levels_are_those_of_rocketmq() -> None:
     unit_ms = {"s": 1000, "m": 60_000, "h": 3_600_000}
     assert list(DELAY_LEVELS_MS) == [int(text[:-1]) * unit_ms[text[-1]] for text in SEED_LEVELS.split()]
 
@@ -93,7 +93,7 @@ def test_a_delay_level_overrides_a_timer_as_in_rocketmq(run_case: Any, timer: st
         case.clock.now_ms += 1000
         (message,) = await arrived(case, 1)
         assert message.properties == {"OWN": "x", "REAL_TOPIC": "t", "REAL_QID": "1"}
-        delivered = timer + "TIMER_OUT_MS\x011\x02"  # what another broker has delivered is not to wait here
+        delivered = timer + "TIMER_OUT_MS\x011\x02"  # a timer message that another broker delivered does not wait again
         assert (await case.ask(310, {"b": "t", "e": 1, "i": delivered}, b"again")).code == 0
         assert [message.body for message in await arrived(case, 2)] == [b"late", b"again"]
 
@@ -110,10 +110,10 @@ def test_a_delay_level_overrides_a_timer_as_in_rocketmq(run_case: Any, timer: st
         (OSError("a file ends too early"), 20, [0, 1, 2, 3, 4]),
     ],
 )
-def test_what_is_damaged_holds_up_its_level_for_a_while_and_what_cannot_be_read_for_as_long_as_that_lasts(
+def test_a_damaged_message_is_skipped_after_some_tries_and_an_unreadable_one_never(
     run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any, error: OSError | None, tries: int, delivered: list[int]
 ) -> None:
-    """So often message 2 is damaged, or cannot be read."""
+    """Message 2 is damaged or unreadable `tries` times."""
     monkeypatch.setattr(delay_module, "RETRY_S", 0.001)
 
     async def scenario(case: Any) -> None:
@@ -151,9 +151,7 @@ def test_what_is_damaged_holds_up_its_level_for_a_while_and_what_cannot_be_read_
 
 @pytest.mark.mechanism(DELAY_MECHANISM)
 @pytest.mark.parametrize("ahead_ms", [7_200_000, 5_500])
-def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_together(
-    run_case: Any, ahead_ms: int
-) -> None:
+def test_messages_stored_by_a_fast_clock_wait_their_delay_once_more_together(run_case: Any, ahead_ms: int) -> None:
     async def scenario(case: Any) -> None:
         began_ms = case.clock.now_ms
         case.clock.now_ms += ahead_ms
@@ -162,7 +160,7 @@ def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_to
         case.clock.now_ms = began_ms
         await asyncio.sleep(0.03)
         case.clock.now_ms = began_ms + 1_000
-        await send_delayed(case, 2, b"later")  # store timestamps never go back, so this one's is too far away as well
+        await send_delayed(case, 2, b"later")  # store timestamps never go back, so this one's is too far ahead as well
         case.clock.now_ms = began_ms + 4_999
         await asyncio.sleep(0.03)
         assert await messages(case) == []
@@ -178,7 +176,7 @@ def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_to
 
 
 @pytest.mark.mechanism(DELAY_MECHANISM)
-def test_a_level_keeps_its_order_and_restarts_lose_and_double_nothing(run_case: Any, helpers: Any) -> None:
+def test_a_level_keeps_its_order_without_loss_or_duplicates_across_restarts(run_case: Any, helpers: Any) -> None:
     ledger = helpers.FakeLedger()
     sent = [b"%d" % number for number in range(300)]
 
@@ -207,8 +205,10 @@ def test_a_level_keeps_its_order_and_restarts_lose_and_double_nothing(run_case: 
     run_case(third, ledger=ledger)
 
 
-def test_what_was_delivered_is_known_without_the_checkpoint(run_case: Any, helpers: Any, tmp_path: Any) -> None:
-    """As after a crash, or on another member of the group: the log alone says it."""
+def test_delivered_messages_are_not_repeated_when_the_checkpoint_is_lost(
+    run_case: Any, helpers: Any, tmp_path: Any
+) -> None:
+    """As after a crash, or on another member of the group: the log alone shows it."""
     ledger = helpers.FakeLedger()
 
     async def deliver(case: Any) -> None:
@@ -217,14 +217,14 @@ def test_what_was_delivered_is_known_without_the_checkpoint(run_case: Any, helpe
         case.clock.now_ms += 1000
         await arrived(case, 2)
 
-    async def look(case: Any) -> None:
+    async def check_delivered(case: Any) -> None:
         case.clock.now_ms += 10_000
         await asyncio.sleep(0.05)
         assert [message.body for message in await messages(case)] == [b"a", b"b"]
 
     run_case(deliver, ledger=ledger)
     (tmp_path / "data" / "consumequeue.checkpoint").unlink()
-    run_case(look, ledger=ledger)
+    run_case(check_delivered, ledger=ledger)
 
 
 @pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
@@ -242,7 +242,7 @@ def test_a_slave_delivers_nothing_and_the_next_master_delivers_once(run_case: An
     run_case(scenario)
 
 
-def test_a_clock_that_is_set_back_delays_once_more_at_most(run_case: Any) -> None:
+def test_a_clock_that_is_set_back_adds_at_most_one_more_delay(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await send_delayed(case, 1, b"x")
         case.clock.now_ms -= 3_600_000
@@ -257,10 +257,8 @@ def test_a_clock_that_is_set_back_delays_once_more_at_most(run_case: Any) -> Non
     run_case(scenario)
 
 
-def test_what_is_stored_after_the_clock_was_ahead_waits_its_delay_and_no_longer(
-    run_case: Any, monkeypatch: Any
-) -> None:
-    """Its time in the log is that of the last message before it, an hour from now; its own arrival is what counts."""
+def test_a_message_stored_after_the_clock_was_ahead_waits_only_its_delay(run_case: Any, monkeypatch: Any) -> None:
+    """Its store timestamp is that of the message before it, an hour ahead; its own arrival counts."""
     monkeypatch.setattr(delay_module, "MAX_ARRIVALS", 3)
 
     async def scenario(case: Any) -> None:
@@ -279,14 +277,14 @@ def test_what_is_stored_after_the_clock_was_ahead_waits_its_delay_and_no_longer(
         assert (await arrived(case, 3))[-1].body == b"1"
         case.clock.now_ms += 300
         await asyncio.sleep(0.03)
-        assert len(await messages(case)) == 3, "those that were too many are due with the last"
+        assert len(await messages(case)) == 3, "messages over the limit are due with the last one"
         case.clock.now_ms += 100
         assert len(await arrived(case, 7)) == 7
 
     run_case(scenario)
 
 
-def test_many_messages_are_delivered_although_few_are_in_flight(run_case: Any, monkeypatch: Any) -> None:
+def test_many_messages_are_delivered_with_few_in_flight_at_a_time(run_case: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(delay_module, "MAX_IN_FLIGHT", 3)
     monkeypatch.setattr(delay_module, "PORTION_MESSAGES", 2)
 
@@ -299,7 +297,7 @@ def test_many_messages_are_delivered_although_few_are_in_flight(run_case: Any, m
     run_case(scenario)
 
 
-def test_the_source_of_a_delivered_message_reads_back() -> None:
+def test_the_encoded_source_of_a_delivered_message_is_read_back() -> None:
     for level in (1, 7, 18):
         for offset in (0, 1, 2**40):
             assert delayed_source_of(delay_source(level, offset)) == (level, offset)
@@ -319,7 +317,7 @@ def test_batches_cannot_be_delayed(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("Retry/DLQ")
-def test_a_message_is_tried_sixteen_times_and_then_dead(run_case: Any) -> None:
+def test_a_message_becomes_a_dead_letter_after_sixteen_retries(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.ask(310, {"b": "t", "e": 1, "i": "KEYS\x01k\x02TAGS\x01a\x02"}, b"poison")
         (message,) = await messages(case)
@@ -345,7 +343,7 @@ def test_a_message_is_tried_sixteen_times_and_then_dead(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("Retry/DLQ")
-def test_a_negative_level_is_a_dead_letter_at_once(run_case: Any) -> None:
+def test_a_negative_delay_level_makes_a_dead_letter_at_once(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"poison", queue_id=1)
         (message,) = await messages(case)
@@ -357,7 +355,7 @@ def test_a_negative_level_is_a_dead_letter_at_once(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("Retry/DLQ")
-def test_a_client_that_retries_by_itself_has_the_same_limit(run_case: Any) -> None:
+def test_a_retry_that_the_client_sends_itself_has_the_same_limit(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for times, maximum in ((1, 16), (15, 16), (16, 16), (2, 2)):
             fields = {"b": "%RETRY%g", "e": 0, "j": times, "l": maximum}

@@ -62,7 +62,7 @@ def test_only_committed_entries_reach_the_queues(make_parts: Any, helpers: Any) 
     asyncio.run(main())
 
 
-def test_noops_and_undelivered_transactions_take_no_place(make_parts: Any, helpers: Any) -> None:
+def test_no_ops_half_messages_and_rollbacks_enter_no_queue(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -119,7 +119,7 @@ def test_waiters_are_bounded_and_abandoned_ones_make_room(make_parts: Any, monke
     asyncio.run(main())
 
 
-def test_many_entries_are_dispatched_in_portions_that_let_others_run(make_parts: Any, helpers: Any) -> None:
+def test_dispatch_yields_to_the_event_loop_between_portions(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -127,13 +127,13 @@ def test_many_entries_are_dispatched_in_portions_that_let_others_run(make_parts:
             add(parts, number % 3, number // 3)
         seen = []
 
-        def look() -> None:
+        def note_index() -> None:
             seen.append(parts.dispatcher.dispatched_index)
             if seen[-1] < 999:
-                asyncio.get_running_loop().call_soon(look)
+                asyncio.get_running_loop().call_soon(note_index)
 
         parts.ledger.commit()
-        look()
+        note_index()
         await helpers.until(lambda: parts.dispatcher.dispatched_index == 999)
         assert 255 in seen and 511 in seen
         await parts.stop()
@@ -142,7 +142,7 @@ def test_many_entries_are_dispatched_in_portions_that_let_others_run(make_parts:
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_restart_continues_and_deleted_queues_are_rebuilt_identically(
+def test_dispatch_continues_after_a_restart_and_rebuilds_deleted_queues(
     make_parts: Any, helpers: Any, orderly: bool
 ) -> None:
     async def main() -> None:
@@ -198,7 +198,7 @@ def test_queues_of_a_log_that_lost_its_tail_are_rebuilt(make_parts: Any, helpers
     asyncio.run(main())
 
 
-def test_a_log_that_begins_later_gives_queues_that_begin_later(make_parts: Any, helpers: Any) -> None:
+def test_queues_begin_with_the_first_message_that_the_log_still_has(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         parts.ledger.store.ledger_begin_index = 100
@@ -214,7 +214,7 @@ def test_a_log_that_begins_later_gives_queues_that_begin_later(make_parts: Any, 
     asyncio.run(main())
 
 
-def test_a_number_that_is_taken_is_counted_and_changes_nothing(make_parts: Any, helpers: Any) -> None:
+def test_a_repeated_queue_offset_is_counted_and_changes_nothing(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -268,9 +268,7 @@ def test_damage_stops_dispatch_and_is_named(make_parts: Any, helpers: Any, damag
     asyncio.run(main())
 
 
-def test_a_disk_that_does_not_answer_is_asked_again(
-    make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dispatch_retries_a_failed_read(make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(dispatcher_module, "RETRY_INTERVAL_S", 0.01)
         parts = make_parts()
@@ -295,7 +293,7 @@ def test_a_disk_that_does_not_answer_is_asked_again(
     asyncio.run(main())
 
 
-def test_damage_that_the_log_finds_stops_dispatch(make_parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_reported_by_the_log_stops_dispatch(make_parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -313,7 +311,7 @@ def test_damage_that_the_log_finds_stops_dispatch(make_parts: Any, monkeypatch: 
     asyncio.run(main())
 
 
-def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
+def test_dispatch_waits_for_the_disk_when_too_much_is_unflushed(
     make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -344,7 +342,7 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
 
 @pytest.mark.mechanism("Reput dispatch (confirmOffset if duplication)")
 def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, monkeypatch: Any) -> None:
-    """The log tells of its progress while it recovers; what is dispatched then would enter queues twice."""
+    """The log reports progress while it recovers; entries dispatched then would enter queues twice."""
 
     async def scenario() -> None:
         parts = make_parts()
@@ -375,7 +373,7 @@ def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, m
     asyncio.run(scenario())
 
 
-def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(make_parts: Any, helpers: Any) -> None:
+def test_dispatch_pauses_while_the_log_is_truncated_and_drops_removed_entries(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -387,7 +385,7 @@ def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(make
         add(parts, 1, 0)
         parts.ledger.commit()
         await asyncio.sleep(0.01)
-        assert parts.dispatcher.dispatched_index == 3, "a log that is being cut is not read"
+        assert parts.dispatcher.dispatched_index == 3, "a log that is being truncated is not read"
         del parts.ledger.store.entries[2:]
         parts.ledger.store.end_pos = parts.ledger.store.entries[-1].body_pos + len(parts.ledger.store.entries[-1].body)
         parts.ledger.store.committed_index = 1
@@ -403,10 +401,10 @@ def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(make
     asyncio.run(main())
 
 
-def test_an_error_of_a_derivation_does_not_end_checkpoints(
+def test_checkpoints_continue_after_an_error_in_a_derivation(
     make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without checkpoints, dispatch would stand still once enough waits for one, and say nothing."""
+    """Without checkpoints, dispatch would silently stop once too much waits for one."""
     monkeypatch.setattr(dispatcher_module, "CHECKPOINT_INTERVAL_S", 0.02)
     failures = 1
 
@@ -442,8 +440,8 @@ def test_an_error_of_a_derivation_does_not_end_checkpoints(
     asyncio.run(main())
 
 
-def test_no_checkpoint_has_a_part_of_the_entry_that_dispatch_failed_at(make_parts: Any, helpers: Any) -> None:
-    """Its unit is in the queue, and what is derived of it may not be; a restart has to make both."""
+def test_a_checkpoint_excludes_the_entry_at_which_dispatch_failed(make_parts: Any, helpers: Any) -> None:
+    """Its unit is in the queue, its derived state may not exist; a restart must create both."""
 
     class Derived:
         fails = True
@@ -487,10 +485,10 @@ def test_no_checkpoint_has_a_part_of_the_entry_that_dispatch_failed_at(make_part
 
 
 @pytest.mark.parametrize("where", ["derivation", "arrival"])
-def test_an_error_that_nobody_foresaw_is_seen_and_keeps_nobody_waiting(
+def test_an_unexpected_error_is_logged_and_leaves_no_reader_waiting(
     make_parts: Any, helpers: Any, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """One of a derivation ends dispatch, which ends the broker; one of who waits for messages ends nothing."""
+    """An error in a derivation ends dispatch, and so the broker; one in the arrival callback ends nothing."""
 
     class Derived:
         def dispatch(self, record: Any) -> None:

@@ -1,4 +1,4 @@
-"""How fast groups are given messages, in the loop's time."""
+"""Rates at which groups get messages, by the loop's time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from node.broker import group_rates
 from node.broker.group_rates import GroupRates
 
 
-def test_a_group_that_gets_nothing_any_more_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_group_is_dropped_to_make_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_rates, "MAX_GROUPS", 2)
     now_s = 100.0
     rates = GroupRates(lambda: now_s)

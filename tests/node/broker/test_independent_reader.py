@@ -142,7 +142,7 @@ def find_in_index(directory: Path, topic: str, key: str) -> list[int]:
 @pytest.mark.mechanism("ConsumeQueue 20 B: offset8,size4,tagHash8")
 @pytest.mark.mechanism("IndexFile")
 @pytest.mark.mechanism("msgId = host+physical offset")
-def test_another_parser_reads_what_the_node_wrote(tmp_path: Path) -> None:
+def test_an_independent_parser_reads_the_store_that_the_node_wrote(tmp_path: Path) -> None:
     sent: dict[str, dict[str, Any]] = {}
 
     async def write() -> None:
@@ -208,7 +208,7 @@ def test_another_parser_reads_what_the_node_wrote(tmp_path: Path) -> None:
         assert [record.queue_offset for record in held] == list(range(len(units)))
         for record, (offset, size, tag_hash) in zip(held, units, strict=True):
             assert (offset, size) == (record.physical_offset, record.total)
-            # What waits for its delay carries the time it is due instead (R), level 18 after two hours.
+            # The unit of a delayed message has its due time instead (R); level 18 is two hours.
             delayed = topic == "SCHEDULE_TOPIC_XXXX"
             assert tag_hash == (record.store_ms + 7_200_000 if delayed else java_hash(record.properties["TAGS"]))
     for name, key_of in (("U{}", lambda record: record.properties["UNIQ_KEY"]), ("key-{}", None)):

@@ -1,4 +1,4 @@
-"""Settings that change while the broker runs (code 25): they take effect, survive a restart, and are refused whole."""
+"""Settings changed while the broker runs (code 25): applied all or none, kept across restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_changes_take_effect_and_survive_a_restart(run_case: Any) -> None:
         "transactionCheckMax=3", "accessMessageInMemoryMaxRatio=0",
     )  # fmt: skip
 
-    async def shows(case: Any) -> None:
+    async def check_effect(case: Any) -> None:
         assert (await case.ask(310, {"b": "new", **NEW}, b"x")).code == 17
         assert (await case.ask(310, {"b": "t", "e": 0}, bytes(11))).code == 13
         assert (await case.ask(310, HALF, b"x")).code == 16
@@ -49,16 +49,16 @@ def test_changes_take_effect_and_survive_a_restart(run_case: Any) -> None:
         assert (await case.ask(310, {"b": "made", **NEW}, bytes(11))).code == 0
         assert (await case.ask(310, HALF, b"x")).code == 0
         assert (await change(case, *lines)).code == 0
-        await shows(case)
+        await check_effect(case)
         assert case.broker.transactions.timeout_ms == 7000
         assert (await case.ask(310, {"b": "made", "e": 0}, b"x")).code == 0
-        assert (await change(case, *lines)).code == 0  # nothing new: not counted
+        assert (await change(case, *lines)).code == 0  # the same values: the version does not change
 
     run_case(scenario)
-    run_case(shows)
+    run_case(check_effect)
 
 
-def test_a_time_before_which_nothing_is_sent(run_case: Any) -> None:
+def test_sends_are_refused_before_a_start_time_set_at_runtime(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await change(case, f"startAcceptSendRequestTimeStamp={case.clock.now_ms + 1}")).code == 0
         assert (await case.send()).code == 1
@@ -68,13 +68,13 @@ def test_a_time_before_which_nothing_is_sent(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_the_broker_permission(run_case: Any) -> None:
-    """As RocketMQ has it: pulls are refused without R, sends without W for ordered topics alone, and name servers are
-    told of no more than it for every topic."""
+def test_the_broker_permission_limits_pulls_ordered_sends_and_registrations(run_case: Any) -> None:
+    """As in RocketMQ: without R pulls are refused, without W only sends to ordered topics; every topic's permission is
+    registered with no more than it."""
 
     versions = []
 
-    def told(case: Any) -> dict[str, int]:
+    def registered_permissions(case: Any) -> dict[str, int]:
         wrapper = json.loads(case.broker._registration()[1])["topicConfigSerializeWrapper"]
         versions.append(wrapper["dataVersion"]["counter"])
         table = wrapper["topicConfigTable"]
@@ -84,15 +84,15 @@ def test_the_broker_permission(run_case: Any) -> None:
         for topic, fields in (("ordered", {"order": True}), ("reading", {"perm": 4})):
             assert (await case.ask(17, {"topic": topic, "writeQueueNums": 1, "readQueueNums": 1, **fields})).code == 0
         assert (await case.send(topic="ordered")).code == (await case.send()).code == 0
-        assert told(case) == {"t": 6, "ordered": 6, "reading": 4, "TBW102": 7}
+        assert registered_permissions(case) == {"t": 6, "ordered": 6, "reading": 4, "TBW102": 7}
         assert (await change(case, "brokerPermission=4")).code == 0
         assert ((await case.send(topic="ordered")).code, (await case.send()).code) == (16, 0)
         assert (await case.pull()).code == 0
-        assert told(case) == {"t": 4, "ordered": 4, "reading": 4, "TBW102": 4}
+        assert registered_permissions(case) == {"t": 4, "ordered": 4, "reading": 4, "TBW102": 4}
         assert (await change(case, "brokerPermission=2")).code == 0
         assert ((await case.send(topic="ordered")).code, (await case.pull()).code) == (0, 16)
-        assert told(case) == {"t": 2, "ordered": 2, "reading": 0, "TBW102": 2}
-        assert versions == sorted(set(versions))  # a name server takes over what has another version
+        assert registered_permissions(case) == {"t": 2, "ordered": 2, "reading": 0, "TBW102": 2}
+        assert versions == sorted(set(versions))  # a name server takes over topics with another version only
 
     run_case(scenario)
 
@@ -115,7 +115,7 @@ def test_the_broker_permission(run_case: Any) -> None:
         ("\n".join(f"x{at}=1" for at in range(1001)), 1, "more than 1000 settings"),
     ],
 )
-def test_what_cannot_change_is_named_and_nothing_changes(
+def test_a_refused_change_names_the_setting_and_changes_nothing(
     run_case: Any, tmp_path: Path, line: str, code: int, remark: str
 ) -> None:
     async def scenario(case: Any) -> None:
@@ -127,14 +127,14 @@ def test_what_cannot_change_is_named_and_nothing_changes(
             assert reply.code == code and len(reply.remark) < 300
             assert re.search(remark, reply.remark), reply.remark
         assert (await case.ask(26)).body == before
-        # A tool that sends back what it was told changes nothing.
+        # Sending back the current settings changes nothing.
         assert (await case.ask(25, body=before)).code == 0
 
     run_case(scenario)
     assert not (tmp_path / "data" / "brokerConfig.json").exists()
 
 
-def test_reads_from_slaves_need_a_restart_with_classic_ha(new_broker: Any) -> None:
+def test_changing_reads_from_slaves_needs_a_restart_with_classic_ha(new_broker: Any) -> None:
     broker, _ = new_broker()
     assert with_setting(broker.config, "slaveReadEnable", "true").slave_read_enable
     text = 'self_id = "n1"\nlisten = "127.0.0.1:0"\ndata_dir = "/nowhere"\n[classic]\nbroker_role = "SYNC_MASTER"'
@@ -142,7 +142,7 @@ def test_reads_from_slaves_need_a_restart_with_classic_ha(new_broker: Any) -> No
         with_setting(parse_broker_config(text), "slaveReadEnable", "true")
 
 
-def test_a_disk_that_takes_nothing_changes_nothing(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_cannot_be_saved_changes_nothing(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(case: Any) -> None:
         async def fail(path: str, data: bytes) -> None:
             raise OSError(28, "No space left on device")
@@ -156,7 +156,7 @@ def test_a_disk_that_takes_nothing_changes_nothing(run_case: Any, monkeypatch: p
     run_case(scenario)
 
 
-def test_concurrent_changes_are_all_there(run_case: Any, tmp_path: Path) -> None:
+def test_concurrent_changes_are_all_saved(run_case: Any, tmp_path: Path) -> None:
     async def scenario(case: Any) -> None:
         lines = ("transactionCheckMax=3", "maxMessageSize=10", "brokerPermission=4")
         assert [reply.code for reply in await asyncio.gather(*(change(case, line) for line in lines))] == [0, 0, 0]
@@ -175,7 +175,9 @@ def test_concurrent_changes_are_all_there(run_case: Any, tmp_path: Path) -> None
         ("{", "is damaged"),
     ],
 )
-def test_a_damaged_table_is_named_at_the_start(new_broker: Any, tmp_path: Path, text: str, reason: str) -> None:
+def test_a_damaged_table_of_settings_is_refused_at_the_start(
+    new_broker: Any, tmp_path: Path, text: str, reason: str
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "brokerConfig.json").write_text(text)
     broker, _ = new_broker()
@@ -183,10 +185,10 @@ def test_a_damaged_table_is_named_at_the_start(new_broker: Any, tmp_path: Path, 
         asyncio.run(broker.start())
 
 
-def test_entries_that_do_not_fit_any_more_are_left_out(
+def test_saved_settings_that_are_no_longer_valid_are_ignored_with_a_warning(
     new_broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The configuration was changed since they were written: the broker starts without them, and says so."""
+    """The configuration was changed since they were saved."""
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "brokerConfig.json"
     stored = {"maxMessageSize": "8388608", "transactionCheckMax": "3", "brokerName": "x", "brokerPermission": "y"}

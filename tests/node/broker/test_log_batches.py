@@ -1,4 +1,4 @@
-"""Messages that enter their queues together are the same, to the byte, as one by one; what is special is left alone."""
+"""Messages dispatched in batches give the same bytes as singly dispatched ones; special messages stay single."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from node.store.record_batch import encode_record
 
 
 class Seen:
-    """A derivation that keeps what it is told, as far as anything can be made of it."""
+    """A derivation that records the special messages and the keys that it gets."""
 
     def __init__(self) -> None:
         self.records: list[RecordSummary] = []
@@ -70,7 +70,7 @@ messages = st.fixed_dictionaries(
 
 
 def fill(ledger: Any, contents: list[dict[str, Any]]) -> None:
-    """A log in which every message has the next number of its queue, or one that is taken where it is to repeat."""
+    """Fill a log: each message has the next offset of its queue, or the previous one again if it `repeats`."""
     numbers: dict[tuple[str, int], int] = {}
     for at, content in enumerate(contents):
         fields = dict(content)
@@ -109,7 +109,7 @@ def read_batches(ledger: Any, first: int, last: int) -> list[EntryBatch]:
 
 
 def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> dict[str, Any]:
-    """What a dispatcher makes of the log; `prepare` is called with it after its start."""
+    """What a dispatcher derives from the log; `prepare` is called with it after its start."""
     ledger = parts.ledger
 
     async def main(directory: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def uniform(draw: st.DrawFn) -> list[dict[str, Any]]:
     contents=st.lists(messages, min_size=1, max_size=40) | uniform(),
     damage=st.none() | st.tuples(st.integers(0, 39), st.integers(0, 900)),
 )
-def test_together_and_one_by_one_make_the_same(
+def test_batched_and_single_dispatch_have_the_same_result(
     make_parts: Any, helpers: Any, contents: list[dict[str, Any]], damage: Any
 ) -> None:
     parts = make_parts()
@@ -184,7 +184,7 @@ def test_together_and_one_by_one_make_the_same(
     assert derived(parts, helpers.until, together=True) == one_by_one
 
 
-def test_what_is_not_special_is_not_looked_at_one_by_one(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_ordinary_messages_are_not_dispatched_singly(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain = {
         "topic": "t", "body": b"x", "properties": {"KEYS": "k"}, "repeats": False, "is_message": True
@@ -196,7 +196,7 @@ def test_what_is_not_special_is_not_looked_at_one_by_one(make_parts: Any, helper
         Dispatcher, "_dispatch", lambda self, arrived: asked.append(self._mark.index + 1) or one_by_one(self, arrived)
     )
     made = derived(parts, helpers.until, together=True)
-    assert asked == [0, 1]  # each queue has to be made first
+    assert asked == [0, 1]  # the first message of each queue creates it
     assert made["queues"]["t", 1][2] == 250 and len(made["keys"]) == 500
 
 
@@ -205,7 +205,7 @@ def plain_messages(ledger: Any, count: int, queues: int) -> None:
     fill(ledger, [{**content, "queue_id": number % queues, "sys_flag": 0} for number in range(count)])
 
 
-def test_messages_of_one_kind_are_read_without_a_loop(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_uniform_messages_are_read_as_columns(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain_messages(parts.ledger, 500, 3)
     counts: list[int] = []
@@ -218,7 +218,7 @@ def test_messages_of_one_kind_are_read_without_a_loop(make_parts: Any, helpers: 
 
     monkeypatch.setattr(log_batches, "_read_uniform", count)
     made = derived(parts, helpers.until, together=True)
-    assert counts == [0, 0, 0, 497]  # each queue has to be made first
+    assert counts == [0, 0, 0, 497]  # the first message of each queue creates it
     assert made == derived(parts, helpers.until, together=False)
 
 
@@ -233,7 +233,7 @@ def pending(ledger: Any, first: int, last: int) -> PendingBatch:
     return PendingBatch(first, last, 1, DispatchBatch(last - first + 1, (part,), 1000 + 6, ()))
 
 
-def test_a_commit_in_the_middle_of_a_pending_batch_has_only_that_batch_read(
+def test_after_a_commit_within_a_pending_batch_only_that_batch_is_read(
     make_parts: Any, helpers: Any, monkeypatch: Any
 ) -> None:
     parts = make_parts()
@@ -268,5 +268,5 @@ def test_a_commit_in_the_middle_of_a_pending_batch_has_only_that_batch_read(
             await helpers.until(lambda: each.dispatched_index == ledger.store.committed_index)
 
     made = derived(parts, helpers.until, together=True, prepare=commit)
-    assert (read, asked) == (list(range(20, 30)), []), "of the batch in which 24 lies, and no others"
+    assert (read, asked) == (list(range(20, 30)), []), "only the batch that holds entry 24"
     assert made == expected

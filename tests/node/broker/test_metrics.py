@@ -22,7 +22,7 @@ def test_a_histogram_is_cumulative() -> None:
     assert (histogram.max_s, histogram.slow_total) == (100.0, 2)
 
 
-def test_the_text_names_types_and_escapes_labels() -> None:
+def test_the_text_format_has_types_and_escaped_labels() -> None:
     text = render({"putTotal": 3, "lagS": 0.5, "selfId": 'a"\n'}, Histogram(), {"t": 2}).decode()
     assert "# TYPE splitbrain_put_total counter\nsplitbrain_put_total 3\n" in text
     assert "# TYPE splitbrain_lag_s gauge\nsplitbrain_lag_s 0.500000\n" in text
@@ -41,7 +41,7 @@ async def http(port: int, request: bytes) -> bytes:
 @pytest.mark.mechanism(
     "mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms"
 )
-def test_the_endpoint_and_the_put_statistics(run_case: Any) -> None:
+def test_the_endpoint_serves_metrics_and_put_statistics(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for _ in range(3):
             assert (await case.send()).code == 0
@@ -63,7 +63,7 @@ def test_the_endpoint_and_the_put_statistics(run_case: Any) -> None:
     run_case(scenario, metrics_listen="127.0.0.1:0")
 
 
-def test_scrapers_are_bounded(run_case: Any, monkeypatch: Any) -> None:
+def test_the_number_of_scrapers_is_bounded(run_case: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
 
     async def scenario(case: Any) -> None:
@@ -76,8 +76,8 @@ def test_scrapers_are_bounded(run_case: Any, monkeypatch: Any) -> None:
     run_case(scenario, metrics_listen="127.0.0.1:0")
 
 
-def test_a_scraper_that_does_not_read_is_given_up(monkeypatch: Any) -> None:
-    """However much is unsent: nothing of it waits for whoever only keeps the connection open."""
+def test_a_scraper_that_does_not_read_is_disconnected(monkeypatch: Any) -> None:
+    """However much is unsent: no data is kept for a peer that only holds the connection open."""
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.1)
     body = bytes(32 << 20)
 
@@ -97,7 +97,7 @@ def test_a_scraper_that_does_not_read_is_given_up(monkeypatch: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_topics_are_counted_and_removed(run_case: Any) -> None:
+def test_topic_statistics_are_reported_and_topics_deleted(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(queue_id=1)
         body = (await case.ask(202, {"topic": "t"})).body.decode()

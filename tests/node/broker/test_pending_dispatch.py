@@ -1,4 +1,4 @@
-"""What is known of batches that are put together, until they are committed, by the log's own way of numbering."""
+"""Batches that wait to be committed, in logs that number entries by count and by position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Log:
 
 
 class Queues:
-    """Queues that are told of units, and have them."""
+    """Queues that keep the units appended to them."""
 
     def __init__(self) -> None:
         self.units: dict[tuple[str, int], bytes] = {}
@@ -64,7 +64,7 @@ class Queues:
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
-def test_batches_that_were_put_together_wait_as_one_for_their_commitment(is_counted: bool) -> None:
+def test_batches_put_together_are_taken_only_when_all_are_committed(is_counted: bool) -> None:
     log, queues, pending = Log(is_counted), Queues(), PendingDispatch()
     store = MessageStore(
         ledger=log,
@@ -101,7 +101,7 @@ def test_batches_that_were_put_together_wait_as_one_for_their_commitment(is_coun
 
 
 @pytest.mark.parametrize("special", [{"topic": "SCHEDULE_TOPIC_XXXX"}, {"sys_flag": 8}, {"prepared": -33}])
-def test_what_the_dispatcher_has_to_look_at_is_read_from_the_log(special: dict[str, Any]) -> None:
+def test_special_messages_are_not_added_to_the_pending_batches(special: dict[str, Any]) -> None:
     pending = PendingDispatch()
     clock = SimpleNamespace(wall_ms=lambda: 5)
     store = MessageStore(ledger=Log(True), queues=Queues(), clock=clock, pending=pending)  # type: ignore[arg-type]

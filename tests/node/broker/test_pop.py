@@ -1,5 +1,4 @@
-"""POP consumption, on a whole broker around a log that the test plays; in a group with real faults in
-`test_pop_virtual_time.py`."""
+"""POP consumption, on a whole broker with a fake log; across restarts in `test_virtual_time.py`."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ ASKED = {
 REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_splitbrain"
 
 
-class Hands:
-    """The loop's time as the broker sees it; it moves by hand."""
+class ManualLoopTime:
+    """The loop's time as the broker sees it, set by hand."""
 
     now_ms = 0
 
 
 @pytest.fixture
-def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
-    """Whoever waits looks again every few milliseconds."""
-    time = Hands()
+def loop_time(monkeypatch: pytest.MonkeyPatch) -> ManualLoopTime:
+    """Set the loop's time by hand; timers check it every few milliseconds."""
+    time = ManualLoopTime()
     for module in (pop, pop_acks, pop_revive):
         monkeypatch.setattr(module, "loop_ms", lambda: time.now_ms)
     monkeypatch.setattr(due_queue, "RECHECK_MS", 5)
@@ -45,7 +44,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 
 class Got(NamedTuple):
-    """A popped message, and the handle that a client makes of the answer (R: MQClientAPIImpl.processPopResponse)."""
+    """A popped message, and the handle that a client makes from the reply (R: MQClientAPIImpl.processPopResponse)."""
 
     body: bytes
     message: Message
@@ -64,14 +63,14 @@ def handles(reply: Command) -> list[Got]:
     for part in filter(None, reply.get_str("startOffsetInfo").split(";")):
         mark, queue_id, offset = part.split(" ")
         starts[mark, int(queue_id)] = offset
-    told = {}
+    offsets_of = {}
     for part in filter(None, reply.get_str("msgOffsetInfo").split(";")):
         mark, queue_id, offsets = part.split(" ")
-        told[mark, int(queue_id)] = [int(offset) for offset in offsets.split(",")]
+        offsets_of[mark, int(queue_id)] = [int(offset) for offset in offsets.split(",")]
     got = []
     for message in decode_records(reply.body):
         place = ("1" if message.topic.startswith("%RETRY%") else "0", message.queue_id)
-        assert message.queue_offset in told[place]
+        assert message.queue_offset in offsets_of[place]
         parts = (starts[place], reply.get_str("popTime"), reply.get_str("invisibleTime"), reply.get_str("reviveQid"))
         got.append(Got(message.body, message, " ".join((*parts, place[0], "b", str(place[1]), "0"))))
     return got
@@ -100,8 +99,8 @@ async def fill(case: Any, *sent: bytes) -> None:
         assert (await case.send(body, queue_id=number % 2)).code == 0
 
 
-async def again(case: Any, count: int, **options: Any) -> list[Got]:
-    """What comes again, so many."""
+async def redelivered(case: Any, count: int, **options: Any) -> list[Got]:
+    """Pop until `count` messages are redelivered."""
     got: list[Got] = []
     deadline = asyncio.get_running_loop().time() + 5
     while len(got) < count:
@@ -110,7 +109,7 @@ async def again(case: Any, count: int, **options: Any) -> list[Got]:
     return got
 
 
-def test_each_message_is_given_once_and_acknowledged(run_case: Any) -> None:
+def test_each_message_is_popped_once_and_can_be_acknowledged(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, *(b"%d" % number for number in range(10)))
         first = await popped(case, 4)
@@ -120,7 +119,7 @@ def test_each_message_is_given_once_and_acknowledged(run_case: Any) -> None:
         assert (await case.table())["openPopMessages"] == "20"
         for each in first + rest:
             await ack(case, each)
-            await ack(case, each)  # twice is no error
+            await ack(case, each)  # repeating it is no error
         assert (await case.table())["openPopMessages"] == "10"
         offsets = [await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": queue}) for queue in (0, 1)]
         assert [reply.get_int("offset") for reply in offsets] == [5, 5]
@@ -128,20 +127,22 @@ def test_each_message_is_given_once_and_acknowledged(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_what_is_not_acknowledged_comes_again_and_at_last_is_dead(run_case: Any, hands: Hands) -> None:
+def test_an_unacknowledged_message_is_redelivered_and_finally_dead_lettered(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
     async def scenario(case: Any) -> None:
         group = {"groupName": "g", "retryQueueNums": 1, "retryMaxTimes": 2, "consumeEnable": True}
         assert (await case.ask(200, body=json.dumps(group).encode())).code == 0
         await case.ask(310, {"b": "t", "e": 1, "i": "TAGS\x01a\x02KEYS\x01k\x02"}, b"poison")
         (got,) = await popped(case, invisible_ms=1000)
         for tries in (1, 2):
-            hands.now_ms += 999
+            loop_time.now_ms += 999
             assert await popped(case, poll_ms=20) == [], "early"
-            hands.now_ms += 1
-            (got,) = await again(case, 1, invisible_ms=1000)
+            loop_time.now_ms += 1
+            (got,) = await redelivered(case, 1, invisible_ms=1000)
             assert (got.message.topic, got.message.reconsume_times) == ("%RETRY%g_t", tries)
             assert (got.message.tags, got.message.properties["RETRY_TOPIC"]) == ("a", "t")
-        hands.now_ms += 1000
+        loop_time.now_ms += 1000
         deadline = asyncio.get_running_loop().time() + 5
         while not (dead := await case.pull(0, topic="%DLQ%g", queue_id=0)).body:
             assert asyncio.get_running_loop().time() < deadline
@@ -154,16 +155,18 @@ def test_what_is_not_acknowledged_comes_again_and_at_last_is_dead(run_case: Any,
     run_case(scenario)
 
 
-def test_a_message_whose_properties_leave_no_room_comes_again_with_what_it_has(run_case: Any, hands: Hands) -> None:
-    """Where it came from and when are two more properties, and 32,767 bytes are all that a record can hold of them."""
+def test_a_message_without_room_for_more_properties_is_redelivered_with_its_own(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
+    """Redelivery adds two properties, for origin and time; a record holds 32,767 bytes of properties at most."""
 
     async def scenario(case: Any) -> None:
         properties = "k\x01" + "v" * (32767 - 2)
         assert (await case.ask(310, {"b": "t", "e": 0, "i": properties}, b"x")).code == 0
         (got,) = await popped(case, invisible_ms=1000)
         assert got.message.properties.keys() == {"k"}
-        hands.now_ms += 1000
-        (back,) = await again(case, 1)
+        loop_time.now_ms += 1000
+        (back,) = await redelivered(case, 1)
         assert back.body == b"x" and back.message.topic == "%RETRY%g_t" and back.message.reconsume_times == 1
         assert back.message.properties == got.message.properties
         await ack(case, back)
@@ -172,20 +175,22 @@ def test_a_message_whose_properties_leave_no_room_comes_again_with_what_it_has(r
     run_case(scenario)
 
 
-def test_only_what_is_open_of_a_checkpoint_comes_again(run_case: Any, hands: Hands) -> None:
+def test_only_the_unacknowledged_messages_of_a_checkpoint_are_redelivered(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, *(b"%d" % number for number in range(6)))
         for each in await popped(case, invisible_ms=100):
             if each.body in b"024":
                 await ack(case, each)
-        hands.now_ms += 100
-        assert bodies(await again(case, 3)) == [b"1", b"3", b"5"]
+        loop_time.now_ms += 100
+        assert bodies(await redelivered(case, 3)) == [b"1", b"3", b"5"]
         assert await popped(case, poll_ms=20) == []
 
     run_case(scenario)
 
 
-def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
+def test_a_batch_acknowledges_several_messages_by_bitmap(run_case: Any, loop_time: ManualLoopTime) -> None:
     async def scenario(case: Any) -> None:
         for number in range(12):
             await case.send(b"%d" % number)
@@ -196,8 +201,8 @@ def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
         body = json.dumps({"brokerName": "b", "acks": [content]}).encode()
         assert (await case.ask(BATCH_ACK, body=body)).code == 0
         assert (await case.table())["openPopMessages"] == "9"
-        hands.now_ms += 150
-        assert bodies(await again(case, 9)) == sorted(b"%d" % number for number in (1, 2, 4, 5, 6, 7, 8, 10, 11))
+        loop_time.now_ms += 150
+        assert bodies(await redelivered(case, 9)) == sorted(b"%d" % number for number in (1, 2, 4, 5, 6, 7, 8, 10, 11))
         for damaged in (
             b"",
             b"{}",
@@ -212,7 +217,7 @@ def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
     run_case(scenario)
 
 
-def test_a_batch_of_acknowledgements_cannot_keep_the_broker_busy(run_case: Any) -> None:
+def test_a_batch_of_acknowledgements_is_bounded(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"x")
         (got,) = await popped(case)
@@ -230,7 +235,9 @@ def test_a_batch_of_acknowledgements_cannot_keep_the_broker_busy(run_case: Any) 
     run_case(scenario)
 
 
-def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
+def test_changing_the_invisible_time_makes_a_new_handle_and_spends_the_old_one(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"sooner", b"later")
         by_body = {each.body: each for each in await popped(case, invisible_ms=400)}
@@ -241,20 +248,20 @@ def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
             parts = (str(old.message.queue_offset), reply.get_str("popTime"), str(invisible_ms))
             by_body[body] = old._replace(extra=" ".join((*parts, *old.extra.split(" ")[3:])))
             assert (await case.ask(CHANGE, {**old.fields, "invisibleTime": 5})).code == 208, "the old handle is spent"
-        assert bodies(await again(case, 1)) == [b"sooner"]
-        hands.now_ms += 59_999
-        assert await popped(case, poll_ms=20) == [], "later is longer in hand than it was at first"
+        assert bodies(await redelivered(case, 1)) == [b"sooner"]
+        loop_time.now_ms += 59_999
+        assert await popped(case, poll_ms=20) == [], "the longer time has replaced the first one"
         await ack(case, by_body[b"later"])
-        assert (await case.table())["openPopMessages"] == "1", "what came again, under its own handle"
+        assert (await case.table())["openPopMessages"] == "1", "the redelivered message, under its own handle"
 
     run_case(scenario)
 
 
 @pytest.mark.parametrize("appends", [0, 1])
-def test_another_time_is_in_the_log_as_a_whole_or_not_at_all(
-    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch, appends: int
+def test_a_change_of_the_invisible_time_is_logged_as_a_whole_or_not_at_all(
+    run_case: Any, loop_time: ManualLoopTime, monkeypatch: pytest.MonkeyPatch, appends: int
 ) -> None:
-    """The log takes so many appends, and then nothing for the moment."""
+    """The log accepts `appends` appends, then refuses more."""
 
     async def scenario(case: Any) -> None:
         assert (await case.send(b"m")).code == 0
@@ -273,11 +280,11 @@ def test_another_time_is_in_the_log_as_a_whole_or_not_at_all(
         case.ledger.refuse_with = None
         assert reply.code == (0 if appends else 2)
         assert (await case.table())["openPopMessages"] == "1"
-        hands.now_ms += 1000
+        loop_time.now_ms += 1000
         if appends:
             assert await popped(case, poll_ms=20) == []
-            hands.now_ms += 1000
-        await ack(case, *(await again(case, 1)))
+            loop_time.now_ms += 1000
+        await ack(case, *(await redelivered(case, 1)))
         assert (await case.table())["openPopMessages"] == "0"
         offset = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 0})
         assert offset.get_int("offset") == 1
@@ -285,7 +292,7 @@ def test_another_time_is_in_the_log_as_a_whole_or_not_at_all(
     run_case(scenario)
 
 
-def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_case: Any, helpers: Any) -> None:
+def test_a_held_pop_ends_with_a_message_in_any_queue_or_a_redelivery(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         waiting = asyncio.create_task(popped(case, poll_ms=10_000))
         await helpers.until(lambda: case.broker._holds.count == 1)
@@ -299,13 +306,13 @@ def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_
     run_case(scenario)
 
 
-def test_requests_that_wait_at_many_queues_are_bounded_by_these(
+def test_held_pops_are_bounded_by_the_number_of_queues_they_wait_at(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.broker.pull.PLACES_OF_HELD", 1)
 
     async def scenario(case: Any) -> None:
-        waiting = asyncio.create_task(case.ask(POP, ASKED | {"pollTime": 30_000}))  # at two queues, and at the retries
+        waiting = asyncio.create_task(case.ask(POP, ASKED | {"pollTime": 30_000}))  # at two queues and the retry topic
         await helpers.until(lambda: case.broker._holds.count == 1)
         assert (await case.ask(POP, ASKED | {"pollTime": 30_000})).code == ResponseCode.POLLING_FULL
         await case.send(b"x")
@@ -318,14 +325,16 @@ def test_requests_that_wait_at_many_queues_are_bounded_by_these(
     run_case(scenario, **{"limits.max_held_pulls": "3"})
 
 
-def test_tags_are_looked_at_once(run_case: Any, hands: Hands) -> None:
+def test_a_pop_with_a_tag_filter_gets_and_redelivers_matching_messages_only(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
     async def scenario(case: Any) -> None:
         for tag in "abab":
             await case.ask(310, {"b": "t", "e": 0, "i": f"TAGS\x01{tag}\x02"}, tag.encode())
         got = await popped(case, exp="b", expType="TAG", invisible_ms=20)
         assert bodies(got) == [b"b", b"b"] and [each.message.queue_offset for each in got] == [1, 3]
-        hands.now_ms += 20
-        assert bodies(await again(case, 2, exp="b", expType="TAG")) == [b"b", b"b"]
+        loop_time.now_ms += 20
+        assert bodies(await redelivered(case, 2, exp="b", expType="TAG")) == [b"b", b"b"]
         assert (await case.ask(POP, {"consumerGroup": "g", "topic": "t", "maxMsgNums": 1, "invisibleTime": 1,
                                      "exp": "a =", "expType": "SQL92"})).code == 23  # fmt: skip
 
@@ -334,10 +343,10 @@ def test_tags_are_looked_at_once(run_case: Any, hands: Hands) -> None:
 
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("wanted", [("b", "TAG"), ("a = 'b'", "SQL92")])
-def test_what_passes_the_filter_is_not_waited_for_behind_what_does_not(
+def test_a_pop_finds_a_matching_message_behind_many_that_do_not_match(
     run_case: Any, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, str], in_order: bool
 ) -> None:
-    """One look at a queue goes no further than so many messages."""
+    """One scan of a queue covers only a limited number of messages."""
     monkeypatch.setattr(pull, "MAX_SCANNED_UNITS", 4)
     monkeypatch.setattr(pull, "MAX_SCANNED_MESSAGES", 4)
     monkeypatch.setattr(pop, "HOLD_RECHECK_S", 60.0)
@@ -352,11 +361,11 @@ def test_what_passes_the_filter_is_not_waited_for_behind_what_does_not(
 
 
 @pytest.mark.parametrize("wanted", [("b", "TAG"), ("a = 'b'", "SQL92")])
-def test_a_request_with_a_filter_lets_others_have_a_turn_after_each_queue(
+def test_a_filtered_pop_yields_to_the_event_loop_after_each_queue(
     run_case: Any, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, str]
 ) -> None:
-    """To look at one takes up to some ten milliseconds, and a topic may have thousands."""
-    turns, looks = 0, []
+    """Scanning one takes some ten milliseconds at most, and a topic may have thousands."""
+    turns, turns_at_scan = 0, []
     collect = pull.PullProcessor.collect
 
     async def scenario(case: Any) -> None:
@@ -367,7 +376,7 @@ def test_a_request_with_a_filter_lets_others_have_a_turn_after_each_queue(
                 await asyncio.sleep(0)
 
         def collected(pulls: Any, queue: Any, request: Any) -> Any:
-            looks.append(turns)
+            turns_at_scan.append(turns)
             return collect(pulls, queue, request)
 
         assert (await case.ask(17, {"topic": "t", "readQueueNums": 8, "writeQueueNums": 8, "perm": 6})).code == 0
@@ -377,12 +386,14 @@ def test_a_request_with_a_filter_lets_others_have_a_turn_after_each_queue(
         counting = asyncio.create_task(others())
         assert await popped(case, exp=wanted[0], expType=wanted[1]) == []
         counting.cancel()
-        assert len(looks) == len(set(looks)) == 8
+        assert len(turns_at_scan) == len(set(turns_at_scan)) == 8
 
     run_case(scenario)
 
 
-def test_in_order_the_next_ones_wait_for_the_acknowledgement_of_those_before(run_case: Any, hands: Hands) -> None:
+def test_an_ordered_pop_waits_until_all_earlier_messages_are_acknowledged(
+    run_case: Any, loop_time: ManualLoopTime
+) -> None:
     async def scenario(case: Any) -> None:
         for number in range(4):
             await case.send(b"%d" % number)
@@ -390,7 +401,7 @@ def test_in_order_the_next_ones_wait_for_the_acknowledgement_of_those_before(run
         got = await popped(case, 2, **ordered)
         assert [each.body for each in got] == [b"0", b"1"] and got[0].extra.split(" ")[3] == "999"
         assert await popped(case, 2, order=True, attemptId="second") == []
-        assert [each.body for each in await popped(case, 2, **ordered)] == [b"0", b"1"], "no answer came, it asks again"
+        assert [each.body for each in await popped(case, 2, **ordered)] == [b"0", b"1"], "the same attempt, repeated"
         got = await popped(case, 2, **ordered)
         await ack(case, got[0])
         assert await popped(case, 2, order=True, attemptId="second") == []
@@ -398,19 +409,19 @@ def test_in_order_the_next_ones_wait_for_the_acknowledgement_of_those_before(run
         await ack(case, got[1])
         assert [each.body for each in await waiting] == [b"2", b"3"]
         assert await popped(case, 1, order=True, attemptId="third") == []
-        hands.now_ms += 100
+        loop_time.now_ms += 100
         reply = await case.ask(POP, {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "order": True,
                                      "invisibleTime": 1000, "pollTime": 5000, "attemptId": "third"})  # fmt: skip
-        assert [each.body for each in handles(reply)] == [b"2"], "its time was over"
+        assert [each.body for each in handles(reply)] == [b"2"], "its invisible time is over"
         assert reply.get_str("orderCountInfo") == "0 qo0%2 1"
-        assert (await case.table())["openPopMessages"] == "0", "nothing of it is in the log"
+        assert (await case.table())["openPopMessages"] == "0", "ordered pops are not in the log"
 
     run_case(scenario)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
-def test_in_order_what_was_acknowledged_before_those_ahead_of_it_does_not_come_again(
-    run_case: Any, hands: Hands, order: tuple[int, ...]
+def test_ordered_messages_acknowledged_out_of_order_are_not_redelivered(
+    run_case: Any, loop_time: ManualLoopTime, order: tuple[int, ...]
 ) -> None:
     async def scenario(case: Any) -> None:
         for number in range(4):
@@ -423,13 +434,13 @@ def test_in_order_what_was_acknowledged_before_those_ahead_of_it_does_not_come_a
     run_case(scenario)
 
 
-def test_in_order_only_what_was_not_acknowledged_comes_again(run_case: Any, hands: Hands) -> None:
+def test_an_ordered_pop_redelivers_only_unacknowledged_messages(run_case: Any, loop_time: ManualLoopTime) -> None:
     async def scenario(case: Any) -> None:
         for number in range(4):
             await case.send(b"%d" % number)
         got = await popped(case, 3, order=True, attemptId="first", invisible_ms=100)
         await ack(case, got[1])
-        hands.now_ms += 100
+        loop_time.now_ms += 100
         got = await popped(case, 3, order=True, attemptId="second")
         assert [each.body for each in got] == [b"0", b"2"]
         for each in reversed(got):
@@ -440,7 +451,7 @@ def test_in_order_only_what_was_not_acknowledged_comes_again(run_case: Any, hand
 
 
 @pytest.mark.parametrize("checkpoint", ["stays", "lost"])
-def test_restarts_and_changes_of_master_forget_nothing(
+def test_the_state_of_popped_messages_survives_restarts_and_changes_of_master(
     run_case: Any, helpers: Any, tmp_path: Any, checkpoint: str
 ) -> None:
     ledger = helpers.FakeLedger()
@@ -470,7 +481,7 @@ def test_restarts_and_changes_of_master_forget_nothing(
         case.clock.now_ms += 60_000
         case.ledger.become(Role.LEADER, case.ledger.member_state.term + 1)
         await helpers.until(lambda: case.broker.store.is_master)
-        assert bodies(await again(case, 5)) != [] and (await case.table())["popRevived"] == "5"
+        assert bodies(await redelivered(case, 5)) != [] and (await case.table())["popRevived"] == "5"
 
     run_case(first, ledger=ledger)
     if checkpoint == "lost":
@@ -480,8 +491,8 @@ def test_restarts_and_changes_of_master_forget_nothing(
     run_case(third, ledger=ledger)
 
 
-def test_what_is_in_hand_comes_again_after_the_cluster_has_another_name(
-    run_case: Any, helpers: Any, hands: Hands
+def test_popped_messages_are_redelivered_after_the_cluster_is_renamed(
+    run_case: Any, helpers: Any, loop_time: ManualLoopTime
 ) -> None:
     ledger = helpers.FakeLedger()
 
@@ -494,14 +505,14 @@ def test_what_is_in_hand_comes_again_after_the_cluster_has_another_name(
         assert (await case.table())["openPopMessages"] == "2"
         await ack(case, got)
         case.clock.now_ms += 60_000
-        hands.now_ms += 60_000
-        assert len(await again(case, 1)) == 1
+        loop_time.now_ms += 60_000
+        assert len(await redelivered(case, 1)) == 1
 
     run_case(first, ledger=ledger)
     run_case(second, ledger=ledger, cluster_name="renamed")
 
 
-def test_nothing_is_given_out_that_the_log_does_not_have(run_case: Any) -> None:
+def test_no_message_is_returned_before_its_checkpoint_is_committed(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"x")
         fields = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000}
@@ -516,12 +527,12 @@ def test_nothing_is_given_out_that_the_log_does_not_have(run_case: Any) -> None:
         assert (await waiting).code == 1
         case.ledger.commit_by_hand = False
         case.ledger.commit()
-        assert await popped(case) == [], "it may have been given out"
+        assert await popped(case) == [], "it may have been delivered"
 
     run_case(scenario)
 
 
-def test_what_the_log_did_not_take_is_an_error_of_the_request_alone(
+def test_a_failed_checkpoint_fails_the_request_without_unretrieved_exceptions(
     run_case: Any, helpers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(case: Any) -> None:
@@ -534,11 +545,11 @@ def test_what_the_log_did_not_take_is_an_error_of_the_request_alone(
         assert (await waiting).code == 1
 
     run_case(scenario)
-    gc.collect()  # where asyncio complains of failures that nobody has looked at
+    gc.collect()  # upon which asyncio logs exceptions that were never retrieved
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> None:
+def test_an_acknowledgement_is_answered_when_it_is_committed(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"x")
         (got,) = await popped(case)
@@ -552,16 +563,16 @@ def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> No
     run_case(scenario)
 
 
-async def time_runs_out(case: Any, helpers: Any, hands: Hands, ms: int) -> None:
-    """So much later, and everything that is due by then was looked at."""
-    hands.now_ms += ms
+async def advance_time(case: Any, helpers: Any, loop_time: ManualLoopTime, ms: int) -> None:
+    """Advance the time; return when everything due by then was handled."""
+    loop_time.now_ms += ms
     due = case.broker.revival._queue
-    await helpers.until(lambda: not due._due or due._due[0][0] > hands.now_ms)
+    await helpers.until(lambda: not due._due or due._due[0][0] > loop_time.now_ms)
 
 
 @pytest.mark.parametrize("code", [ACK, BATCH_ACK])
-def test_what_is_acknowledged_in_time_does_not_come_again_however_long_that_takes(
-    run_case: Any, helpers: Any, hands: Hands, code: int
+def test_a_timely_acknowledgement_prevents_redelivery_however_late_it_is_committed(
+    run_case: Any, helpers: Any, loop_time: ManualLoopTime, code: int
 ) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"m")
@@ -575,7 +586,7 @@ def test_what_is_acknowledged_in_time_does_not_come_again_however_long_that_take
         asked = [(code, got.fields, json.dumps({"acks": [entry]}).encode()) for _ in range(2)]
         acks = [asyncio.ensure_future(case.ask(*each)) for each in asked]
         await helpers.until(lambda: len(case.ledger._pending) == 2)
-        await time_runs_out(case, helpers, hands, 1000)
+        await advance_time(case, helpers, loop_time, 1000)
         assert not any(each.done() for each in acks), "answered before it is in the log"
         case.ledger.commit_by_hand = False
         case.ledger.commit()
@@ -586,21 +597,21 @@ def test_what_is_acknowledged_in_time_does_not_come_again_however_long_that_take
     run_case(scenario)
 
 
-def test_an_acknowledgement_that_was_refused_keeps_nothing_from_coming_again(run_case: Any, hands: Hands) -> None:
+def test_a_refused_acknowledgement_does_not_prevent_redelivery(run_case: Any, loop_time: ManualLoopTime) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"m")
         (got,) = await popped(case, invisible_ms=1000)
         case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
         assert (await case.ask(ACK, got.fields)).code == 2
         case.ledger.refuse_with = None
-        hands.now_ms += 1000
-        assert bodies(await again(case, 1)) == [b"m"]
+        loop_time.now_ms += 1000
+        assert bodies(await redelivered(case, 1)) == [b"m"]
 
     run_case(scenario)
 
 
-def test_what_is_noted_of_acknowledgements_is_bounded(
-    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+def test_the_records_of_acknowledgements_are_bounded(
+    run_case: Any, loop_time: ManualLoopTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pop_revive, "FORGET_AT", 12)
 
@@ -613,13 +624,15 @@ def test_what_is_noted_of_acknowledgements_is_bounded(
                 await ack(case, each)
         assert (await case.table())["openPopMessages"] == "5"
         assert len(case.broker.revival._closing) <= 12
-        hands.now_ms += 60_000
-        assert len(await again(case, 5)) == 5 and await popped(case) == []
+        loop_time.now_ms += 60_000
+        assert len(await redelivered(case, 5)) == 5 and await popped(case) == []
 
     run_case(scenario)
 
 
-def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_is_popped_beyond_the_limit_of_unacknowledged_ones(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pop_checkpoints, "MAX_OPEN_MESSAGES", 3)
 
     async def scenario(case: Any) -> None:
@@ -633,7 +646,7 @@ def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pyte
     run_case(scenario)
 
 
-def test_of_too_many_groups_the_one_longest_ago_goes_on_from_its_consumer_offset(
+def test_beyond_the_limit_the_least_recent_group_pops_from_its_consumer_offset(
     run_case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 2)
@@ -648,7 +661,7 @@ def test_of_too_many_groups_the_one_longest_ago_goes_on_from_its_consumer_offset
         assert len(case.broker.checkpoints._of_queue) == 2
         await case.send(b"y")
         for group in ("e", "f"):
-            assert len(await popped(case, consumerGroup=group)) == 2  # and it stays in hand
+            assert len(await popped(case, consumerGroup=group)) == 2  # and it stays unacknowledged
         assert [group for group, _, _ in known] == ["e", "f"]
         for group in ("a", "c"):
             assert bodies(await popped(case, consumerGroup=group)) == [b"y"]
@@ -658,46 +671,48 @@ def test_of_too_many_groups_the_one_longest_ago_goes_on_from_its_consumer_offset
     run_case(scenario)
 
 
-def test_in_order_groups_that_are_gone_make_room(run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_ordered_pops_make_room_for_other_groups(
+    run_case: Any, loop_time: ManualLoopTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("node.broker.pop_order.MAX_QUEUES_IN_ORDER", 2)
 
     async def scenario(case: Any) -> None:
         await case.send(b"x")
         for group, count in (("a", 1), ("b", 1), ("c", 0)):
             assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=1500)) == count
-        hands.now_ms += 1500
+        loop_time.now_ms += 1500
         for group, count in (("c", 1), ("a", 1), ("b", 0)):
             assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=1500)) == count
 
     run_case(scenario)
 
 
-def test_a_request_in_order_for_many_queues_looks_once_for_those_whose_time_is_over(
+def test_an_ordered_pop_of_many_queues_searches_for_expired_ones_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A look is at all hundred thousand."""
+    """A search scans all hundred thousand."""
     monkeypatch.setattr(pop_order, "MAX_QUEUES_IN_ORDER", 50)
-    looks = 0
+    searches = 0
 
-    class Looked(dict[Any, Any]):
+    class CountedDict(dict[Any, Any]):
         def items(self) -> Any:
-            nonlocal looks
-            looks += 1
+            nonlocal searches
+            searches += 1
             return super().items()
 
     queues = pop_order.OrderedQueues()
-    queues._in_hand = Looked()
+    queues._in_hand = CountedDict()
     for number in range(50):
         queues.give(("g", "t", number), "", [0], 1, 5000)
     for now_ms in (10, 11, 1009):
         waits = [queues.blocked_until_ms(("h", "t", number), "", now_ms) for number in range(20)]
-        assert (waits, looks) == ([1010] * 20, 1)
-        queues._in_hand = Looked(queues._in_hand)
-    assert (queues.blocked_until_ms(("h", "t", 0), "", 1010), looks) == (2010, 2)
+        assert (waits, searches) == ([1010] * 20, 1)
+        queues._in_hand = CountedDict(queues._in_hand)
+    assert (queues.blocked_until_ms(("h", "t", 0), "", 1010), searches) == (2010, 2)
     assert queues.blocked_until_ms(("h", "t", 0), "", 5000) == 0
 
 
-def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
+def test_the_records_of_scanned_queues_are_bounded(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pop, "MAX_AHEAD", 3)
@@ -711,7 +726,7 @@ def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
         waiting = [asyncio.create_task(popped(case, consumerGroup=f"h{number}")) for number in range(4)]
         await helpers.until(lambda: len(case.ledger._pending) == 4)
         assert [group for group, _, _ in case.broker._pops._ahead][-4:] == ["h0", "h1", "h2", "h3"]
-        assert await popped(case, consumerGroup="h0") == []  # it is given out, although that is not dispatched
+        assert await popped(case, consumerGroup="h0") == []  # popped already, though not yet dispatched
         case.ledger.commit_by_hand = False
         case.ledger.commit()
         assert [len(each) for each in await asyncio.gather(*waiting)] == [1, 1, 1, 1]
@@ -729,7 +744,7 @@ def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
         ({"consumerGroup": "idle"}, 16), ({"exp": "x", "expType": "XPATH"}, 23), ({"attemptId": "a" * 256}, 29),
     ],
 )  # fmt: skip
-def test_refusals_of_requests_for_messages(run_case: Any, changes: dict[str, Any], code: int) -> None:
+def test_invalid_pop_requests_are_refused(run_case: Any, changes: dict[str, Any], code: int) -> None:
     async def scenario(case: Any) -> None:
         await case.ask(200, body=json.dumps({"groupName": "idle", "consumeEnable": False}).encode())
         fields = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 1000}
@@ -746,7 +761,7 @@ def test_refusals_of_requests_for_messages(run_case: Any, changes: dict[str, Any
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("asked", [ACK, CHANGE])
-def test_refusals_of_handles(run_case: Any, asked: int, changes: dict[str, Any], code: int) -> None:
+def test_invalid_handles_are_refused(run_case: Any, asked: int, changes: dict[str, Any], code: int) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"x")
         (got,) = await popped(case)
@@ -756,7 +771,7 @@ def test_refusals_of_handles(run_case: Any, asked: int, changes: dict[str, Any],
     run_case(scenario)
 
 
-def test_clients_cannot_write_checkpoints(run_case: Any) -> None:
+def test_clients_cannot_write_pop_checkpoints_but_can_read_them(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.send(b"{}", topic=REVIVE_TOPIC)).code == 16
         await fill(case, b"x")
@@ -767,7 +782,7 @@ def test_clients_cannot_write_checkpoints(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_the_name_of_a_cluster_may_have_dots(run_case: Any) -> None:
+def test_pop_works_in_a_cluster_whose_name_has_dots(run_case: Any) -> None:
     ledger = None
 
     async def scenario(case: Any) -> None:
@@ -785,13 +800,13 @@ def test_the_name_of_a_cluster_may_have_dots(run_case: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["prod.eu/1", "", "x" * 101])
-def test_no_damaged_name_of_a_cluster_is_believed(name: str) -> None:
+def test_a_revive_topic_with_an_invalid_cluster_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError):
         check_stored_topic(REVIVE_PREFIX + name)
 
 
 @pytest.mark.parametrize("order", [False, True])
-def test_an_answer_with_the_largest_messages_of_several_queues_fits_into_a_frame(run_case: Any, order: bool) -> None:
+def test_a_pop_reply_with_messages_of_the_maximum_size_fits_into_a_frame(run_case: Any, order: bool) -> None:
     limits = {"limits.max_message_size_bytes": str(8 << 20), "topics": '[{name = "t", queues = 3}]'}
 
     async def scenario(case: Any) -> None:
@@ -808,20 +823,20 @@ def test_an_answer_with_the_largest_messages_of_several_queues_fits_into_a_frame
 
 
 @pytest.mark.parametrize("group", ["a.b", "a/b", "g" * 123])
-def test_a_group_that_no_dead_letters_can_be_of_gets_nothing_of_a_retry_topic_either(run_case: Any, group: str) -> None:
+def test_a_group_whose_name_allows_no_dead_letter_topic_cannot_pop_a_retry_topic(run_case: Any, group: str) -> None:
     async def scenario(case: Any) -> None:
         tried_often = {"b": "%RETRY%x", "e": 0, "j": 16, "l": 100}
         assert (await case.ask(310, tried_often, b"m")).code == 0
         refused = await case.ask(POP, {**ASKED, "topic": "%RETRY%x", "consumerGroup": group, "invisibleTime": 1})
         assert refused.code == ResponseCode.INVALID_PARAMETER and "topic name" in refused.remark
         (got,) = await popped(case, topic="%RETRY%x", invisible_ms=1)
-        (dead,) = await again(case, 1, topic="%DLQ%g", consumerGroup="looks")
+        (dead,) = await redelivered(case, 1, topic="%DLQ%g", consumerGroup="looks")
         assert (got.body, dead.body) == (b"m", b"m") and case.broker.dispatcher.failure is None
 
     run_case(scenario)
 
 
-def test_a_retry_topic_that_is_popped_itself_gives_one_lot_of_each_queue(run_case: Any) -> None:
+def test_a_direct_pop_of_a_retry_topic_returns_each_queue_once(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number in range(4):
             again = {"b": "%RETRY%g", "e": 0, "j": 1, "l": 16}
@@ -836,8 +851,8 @@ def test_a_retry_topic_that_is_popped_itself_gives_one_lot_of_each_queue(run_cas
     run_case(scenario)
 
 
-def test_in_order_what_was_acknowledged_does_not_come_again_where_fewer_are_asked_for(
-    run_case: Any, hands: Hands
+def test_a_smaller_ordered_pop_does_not_redeliver_acknowledged_messages(
+    run_case: Any, loop_time: ManualLoopTime
 ) -> None:
     async def scenario(case: Any) -> None:
         for number in range(7):
@@ -847,7 +862,7 @@ def test_in_order_what_was_acknowledged_does_not_come_again_where_fewer_are_aske
         for number in (3, 5):
             await ack(case, got[number])
         for count, wanted in ((2, b"01"), (1, b"2"), (2, b"4"), (9, b"6")):
-            hands.now_ms += 1000
+            loop_time.now_ms += 1000
             got = await popped(case, count, order=True, invisible_ms=1000)
             assert b"".join(bodies(got)) == wanted
             for each in got:
@@ -858,7 +873,7 @@ def test_in_order_what_was_acknowledged_does_not_come_again_where_fewer_are_aske
     run_case(scenario)
 
 
-def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
+def test_a_group_that_pulled_before_pops_from_its_consumer_offset(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number in range(3):
             await case.send(b"%d" % number)
@@ -869,7 +884,7 @@ def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["late acknowledgement", "change of masters"])
-def test_a_group_that_pulls_after_it_popped_is_not_set_back(run_case: Any, helpers: Any, when: str) -> None:
+def test_the_offset_of_a_group_that_pulls_after_popping_is_not_set_back(run_case: Any, helpers: Any, when: str) -> None:
     async def scenario(case: Any) -> None:
         for number in range(10):
             assert (await case.send(b"%d" % number, queue_id=0)).code == 0
@@ -890,8 +905,8 @@ def test_a_group_that_pulls_after_it_popped_is_not_set_back(run_case: Any, helpe
     run_case(scenario)
 
 
-def test_revival_waits_while_the_log_takes_nothing(
-    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+def test_redelivery_waits_while_the_log_refuses_appends(
+    run_case: Any, loop_time: ManualLoopTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_queue, "BUSY_RETRY_MS", 5)
 
@@ -899,18 +914,18 @@ def test_revival_waits_while_the_log_takes_nothing(
         await fill(case, b"x", b"y")
         await popped(case, invisible_ms=10)
         case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
-        hands.now_ms += 10
+        loop_time.now_ms += 10
         await asyncio.sleep(0.03)
         assert case.broker.revival.revived_total == 0
         case.ledger.refuse_with = None
-        assert bodies(await again(case, 2)) == [b"x", b"y"]
+        assert bodies(await redelivered(case, 2)) == [b"x", b"y"]
         assert (await case.table())["popRevived"] == "2"
 
     run_case(scenario)
 
 
-def test_what_cannot_be_read_keeps_nothing_else_from_coming_again(
-    run_case: Any, helpers: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+def test_an_unreadable_message_does_not_block_the_redelivery_of_others(
+    run_case: Any, helpers: Any, loop_time: ManualLoopTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_queue, "RETRY_MS", 10)
 
@@ -926,22 +941,22 @@ def test_what_cannot_be_read_keeps_nothing_else_from_coming_again(
 
         with monkeypatch.context() as patch:
             patch.setattr(case.ledger.store, "read_bytes", zeroed)
-            hands.now_ms += 1000
-            assert bodies(await again(case, 2)) == [b"1", b"3"]
-            assert (await case.table())["openPopMessages"] == "4", "two of them wait for their records"
-        assert bodies(await again(case, 2)) == [b"0", b"2"] and await popped(case) == []
+            loop_time.now_ms += 1000
+            assert bodies(await redelivered(case, 2)) == [b"1", b"3"]
+            assert (await case.table())["openPopMessages"] == "4", "two remain until their records can be read"
+        assert bodies(await redelivered(case, 2)) == [b"0", b"2"] and await popped(case) == []
 
     run_case(scenario)
 
 
-def test_the_low_level_client_pops_and_acknowledges(run_case: Any, helpers: Any, hands: Hands) -> None:
+def test_the_low_level_client_pops_and_acknowledges(run_case: Any, helpers: Any, loop_time: ManualLoopTime) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"x", b"y")
         place = {"group": "g", "address": f"127.0.0.1:{case.broker.port}"}
         async with BrokerClient(name_servers=[], runtime=helpers.new_runtime()) as client:
             first, second = await client.pop("t", broker_name="b", invisible_ms=1000, **place)
             await client.acknowledge(first, **place)
-            hands.now_ms += 1000
+            loop_time.now_ms += 1000
             (again,) = await client.pop("t", broker_name="b", poll_ms=4000, **place)
             assert (again.message.body, again.message.topic) == (second.message.body, "%RETRY%g_t")
             await client.acknowledge(again, **place)

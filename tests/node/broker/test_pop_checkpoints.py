@@ -1,4 +1,4 @@
-"""What POP consumers have in hand: the oldest such message is the one that a full scan finds."""
+"""Open checkpoints of POP consumers: the oldest unacknowledged message is the one that a full scan finds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ QUEUE: QueueOfGroup = ("g", "t", 0)
 
 
 def opened(checkpoints: OpenCheckpoints, number: int, offsets: list[int]) -> CheckpointKey:
-    """A checkpoint as the log tells of it."""
+    """Add a checkpoint, as dispatch does."""
     key = CheckpointKey("t", 0, min(offsets), "g", number)
     checkpoints._add(Checkpoint(number, key, 1000, tuple(offsets), (1 << len(offsets)) - 1))
     return key
 
 
-def looked_up(checkpoints: OpenCheckpoints) -> int:
-    """The simple form, which looks at every open checkpoint."""
+def scanned(checkpoints: OpenCheckpoints) -> int:
+    """The oracle: scans every open checkpoint."""
     first = (each.first_open_offset() for each in checkpoints.by_number.values())
     return min(first, default=checkpoints.next_offsets[QUEUE])
 
@@ -34,38 +34,38 @@ STEPS = st.lists(st.one_of(OFFSETS, st.tuples(st.integers(0, 30), st.sets(st.int
 
 
 @given(STEPS)
-def test_the_oldest_in_hand_is_that_of_all_and_told_when_it_moves(
+def test_the_oldest_open_offset_equals_that_of_a_full_scan_and_moves_are_reported(
     steps: list[list[int] | tuple[int, set[int]]],
 ) -> None:
-    checkpoints, told = OpenCheckpoints(), [0]
+    checkpoints, reported = OpenCheckpoints(), [0]
     keys: list[CheckpointKey] = []
-    checkpoints.on_consumed = lambda queue, offset: told.append(offset)
+    checkpoints.on_consumed = lambda queue, offset: reported.append(offset)
     for step in steps:
         if isinstance(step, list):
             keys.append(opened(checkpoints, len(keys), step))
-            assert checkpoints._consumed(QUEUE) == looked_up(checkpoints)
+            assert checkpoints._consumed(QUEUE) == scanned(checkpoints)
         elif keys:
             number, offsets = step
-            before = looked_up(checkpoints)
-            del told[1:]
+            before = scanned(checkpoints)
+            del reported[1:]
             checkpoints._acknowledged(keys[number % len(keys)], offsets)
-            after = looked_up(checkpoints)
+            after = scanned(checkpoints)
             assert checkpoints._consumed(QUEUE) == after
-            assert told[1:] == ([after] if after != before else [])
+            assert reported[1:] == ([after] if after != before else [])
     if keys:
-        assert list(checkpoints.consumed()) == [(QUEUE, looked_up(checkpoints))]
+        assert list(checkpoints.consumed()) == [(QUEUE, scanned(checkpoints))]
 
 
 @pytest.mark.parametrize("keeps_first", [False, True])
-def test_an_acknowledgement_looks_at_few_checkpoints_and_closed_ones_are_forgotten(
+def test_an_acknowledgement_reads_few_checkpoints_and_closed_ones_are_dropped(
     keeps_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, look = 0, Checkpoint.first_open_offset
+    reads, read = 0, Checkpoint.first_open_offset
 
     def counted(checkpoint: Checkpoint) -> int:
-        nonlocal looks
-        looks += 1
-        return look(checkpoint)
+        nonlocal reads
+        reads += 1
+        return read(checkpoint)
 
     checkpoints, count = OpenCheckpoints(), 2000
     keys = [opened(checkpoints, number, [2 * number, 2 * number + 1]) for number in range(count)]
@@ -73,21 +73,21 @@ def test_an_acknowledgement_looks_at_few_checkpoints_and_closed_ones_are_forgott
     for number in range(int(keeps_first), count):
         checkpoints._acknowledged(keys[number], [2 * number])
         checkpoints._acknowledged(keys[number], [2 * number + 1])
-    assert looks < 20 * count
+    assert reads < 20 * count
     assert checkpoints._consumed(QUEUE) == (0 if keeps_first else 2 * count)
     assert len(checkpoints._of_queue[QUEUE]._heap) <= 2
 
 
-def test_where_nearly_every_queue_is_in_hand_few_are_looked_at_for_one_to_forget(
+def test_forgetting_a_queue_scans_few_even_if_nearly_all_have_open_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 2000)
-    looks, look = 0, pop_checkpoints._InHand.first_open_offset
+    reads, read = 0, pop_checkpoints._InHand.first_open_offset
 
     def counted(in_hand: pop_checkpoints._InHand) -> int | None:
-        nonlocal looks
-        looks += 1
-        return look(in_hand)
+        nonlocal reads
+        reads += 1
+        return read(in_hand)
 
     def given(number: int) -> CheckpointKey:
         key = CheckpointKey("t", number, 0, "g", number)
@@ -98,9 +98,9 @@ def test_where_nearly_every_queue_is_in_hand_few_are_looked_at_for_one_to_forget
     in_hand = [given(number) for number in range(1999)]
     monkeypatch.setattr(pop_checkpoints._InHand, "first_open_offset", counted)
     for number in range(2000, 2100):
-        before = looks
+        before = reads
         key = given(number)
-        assert looks - before <= pop_checkpoints.FORGET_LOOKS + 1
+        assert reads - before <= pop_checkpoints.FORGET_LOOKS + 1
         checkpoints._acknowledged(key, [0])
     assert len(checkpoints.next_offsets) <= 2100
     for key in in_hand:
@@ -110,7 +110,7 @@ def test_where_nearly_every_queue_is_in_hand_few_are_looked_at_for_one_to_forget
     assert len(checkpoints.next_offsets) == len(checkpoints._of_queue) == 2000
 
 
-def test_a_checkpoint_of_no_message_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_without_messages_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = OpenCheckpoints()
     key = {"t": "t", "q": 0, "so": 5, "c": "g", "pt": 1}
     for number, (tags, more) in enumerate(

@@ -29,7 +29,7 @@ IDLE_CONNECTIONS = 1000
 
 
 class Broker:
-    """One broker process that is a group of its own, and what is known of it."""
+    """One broker process that is a group of its own, with its files and ports."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -206,7 +206,7 @@ async def broker_ready(broker: Broker, client: RemotingClient) -> list[bytes]:
             await asyncio.sleep(0.02)
 
 
-def test_garbage_on_both_ports_disturbs_nobody(broker: Broker) -> None:
+def test_garbage_on_both_ports_disturbs_no_client(broker: Broker) -> None:
     allow_open_files(2 * IDLE_CONNECTIONS)
 
     async def scenario(client: RemotingClient) -> None:
@@ -277,7 +277,7 @@ def resident_bytes(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_flipped_bit_in_the_middle_of_the_log_is_named(broker: Broker) -> None:
+def test_a_broker_refuses_to_start_on_a_flipped_bit_and_names_its_position(broker: Broker) -> None:
     async def fill(client: RemotingClient) -> None:
         process = broker.start()
         for number in range(300):

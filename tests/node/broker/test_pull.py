@@ -75,7 +75,7 @@ def bounds(reply: Command) -> tuple[int, int, int]:
     return tuple(int(reply.ext_fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))  # type: ignore[return-value]
 
 
-def test_messages_come_with_the_bounds_of_the_same_moment(run: Any) -> None:
+def test_a_pull_returns_messages_and_the_bounds_of_the_queue(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, b"a", b"b", b"c")
         reply = await pull(parts, processor, request(1))
@@ -87,7 +87,7 @@ def test_messages_come_with_the_bounds_of_the_same_moment(run: Any) -> None:
     run(scenario)
 
 
-def test_a_pull_right_behind_a_send_sees_it(run: Any) -> None:
+def test_a_pull_right_after_a_send_returns_the_message(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         for number in range(50):
             put(parts, b"%d" % number)
@@ -97,7 +97,9 @@ def test_a_pull_right_behind_a_send_sees_it(run: Any) -> None:
 
 
 @pytest.mark.parametrize(("offset", "code", "following"), [(3, 19, 3), (4, 21, 3), (99, 21, 3), (-1, 21, 0)])
-def test_offsets_outside_the_queue(run: Any, offset: int, code: int, following: int) -> None:
+def test_a_pull_outside_the_queue_returns_the_offset_to_continue_at(
+    run: Any, offset: int, code: int, following: int
+) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, b"a", b"b", b"c")
         reply = await pull(parts, processor, request(offset))
@@ -106,7 +108,7 @@ def test_offsets_outside_the_queue(run: Any, offset: int, code: int, following: 
     run(scenario)
 
 
-def test_a_queue_that_never_held_anything_is_empty(run: Any) -> None:
+def test_a_queue_that_never_had_a_message_is_empty(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         reply = await pull(parts, processor, request(0, queue_id=3))
         assert (reply.code, bounds(reply)) == (19, (0, 0, 0))
@@ -127,7 +129,7 @@ def test_a_queue_that_never_held_anything_is_empty(run: Any) -> None:
         (Command.request(11, {"topic": "t"}), 1),
     ],
 )
-def test_refusals(run: Any, command: Command, code: int) -> None:
+def test_invalid_pulls_are_refused(run: Any, command: Command, code: int) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         assert (await pull(parts, processor, command)).code == code
 
@@ -164,8 +166,8 @@ def test_a_held_pull_is_answered_when_a_message_arrives(run: Any, helpers: Any) 
 
 
 @pytest.mark.parametrize("is_slave", [False, True])
-def test_a_slave_moves_nobody_to_its_own_bounds(run: Any, is_slave: bool) -> None:
-    """R, PullMessageProcessor: it may lag behind its master, or have begun later, and a consumer would go by them."""
+def test_a_slave_does_not_correct_an_offset_outside_its_own_bounds(run: Any, is_slave: bool) -> None:
+    """R, PullMessageProcessor: it may lag behind its master or have begun later; a consumer would adopt its bounds."""
 
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         processor._is_slave = is_slave
@@ -178,7 +180,7 @@ def test_a_slave_moves_nobody_to_its_own_bounds(run: Any, is_slave: bool) -> Non
     run(scenario)
 
 
-def test_a_held_pull_ends_with_its_time(run: Any) -> None:
+def test_a_held_pull_ends_at_its_timeout(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         reply = await pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=20))
         assert (reply.code, bounds(reply)) == (19, (0, 0, 0))
@@ -198,7 +200,7 @@ def test_a_held_pull_ends_when_the_lead_is_lost(run: Any, helpers: Any) -> None:
     run(scenario)
 
 
-def test_a_held_pull_ends_when_its_connection_does(run: Any, helpers: Any) -> None:
+def test_a_held_pull_ends_when_its_connection_closes(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         held = [
             asyncio.ensure_future(processor.process(request(0, sysFlag=2, suspendTimeoutMillis=4000), parts.connection))
@@ -222,7 +224,7 @@ def test_held_pulls_are_bounded(run: Any, make_parts: Any) -> None:
     run(scenario)
 
 
-def test_no_name_that_a_group_cannot_have_is_kept(run: Any) -> None:
+def test_no_rate_is_kept_for_an_invalid_group_name(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, b"x")
         for group in ("g" * 255, "g" * 256):
@@ -233,7 +235,7 @@ def test_no_name_that_a_group_cannot_have_is_kept(run: Any) -> None:
     run(scenario)
 
 
-def test_tag_filters(run: Any) -> None:
+def test_a_tag_filter_passes_messages_with_one_of_its_tags_only(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         for tag in ("a", "b", "", "Aa", "BB"):  # "Aa" and "BB" have one hash
             put(parts, (tag or "none").encode(), tag=tag)
@@ -251,7 +253,7 @@ def test_tag_filters(run: Any) -> None:
     run(scenario)
 
 
-def test_a_filter_that_lets_nothing_through_moves_on(run: Any) -> None:
+def test_a_pull_whose_filter_matches_nothing_advances_the_offset(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, *[b"x"] * 900, tag="x")
         put(parts, b"wanted", tag="y")
@@ -263,7 +265,7 @@ def test_a_filter_that_lets_nothing_through_moves_on(run: Any) -> None:
     run(scenario)
 
 
-def test_filtered_pulls_stop_at_the_next_message_when_full(run: Any) -> None:
+def test_a_full_filtered_pull_continues_at_the_next_matching_message(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         for number in range(10):
             put(parts, b"%d" % number, tag="y" if number % 2 else "n")
@@ -273,7 +275,7 @@ def test_filtered_pulls_stop_at_the_next_message_when_full(run: Any) -> None:
     run(scenario)
 
 
-def test_tag_filter_expressions() -> None:
+def test_a_tag_filter_tests_the_hash_first_and_passes_no_untagged_message() -> None:
     assert TagFilter(" || ").passes_all
     assert TagFilter("a").may_pass(97) and not TagFilter("a").may_pass(98)
     untagged = summarize_record(encode_record(Message(topic="t", queue_id=0, body=b"", properties={})))
@@ -281,7 +283,7 @@ def test_tag_filter_expressions() -> None:
 
 
 @pytest.mark.parametrize("mode", [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG, ReadMode.UNSAFE])
-def test_every_read_passes_the_barrier_of_the_mode(run: Any, mode: ReadMode) -> None:
+def test_every_pull_passes_the_read_barrier_of_its_mode(run: Any, mode: ReadMode) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         await pull(parts, processor, request())
         assert parts.ledger.barriers == [mode]
@@ -301,7 +303,9 @@ def test_a_follower_answers_unsafe_reads_only(run: Any, mode: ReadMode, code: in
 
 
 @pytest.mark.parametrize(("offset", "is_confirmed"), [(1, False), (0, False), (2, True), (7, True)])
-def test_only_what_is_known_to_be_there_needs_no_confirmation(run: Any, offset: int, is_confirmed: bool) -> None:
+def test_a_pull_at_a_known_offset_skips_the_barrier_only_if_the_message_exists(
+    run: Any, offset: int, is_confirmed: bool
+) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, b"a", b"b")
         await asyncio.sleep(0)
@@ -312,7 +316,7 @@ def test_only_what_is_known_to_be_there_needs_no_confirmation(run: Any, offset: 
     run(scenario)
 
 
-def test_what_is_known_to_be_there_is_not_read_from_a_follower(run: Any) -> None:
+def test_a_pull_at_a_known_offset_is_refused_by_a_follower(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         put(parts, b"a")
         await asyncio.sleep(0)
@@ -322,7 +326,7 @@ def test_what_is_known_to_be_there_is_not_read_from_a_follower(run: Any) -> None
     run(scenario)
 
 
-def test_a_read_that_cannot_be_confirmed_is_an_error(run: Any) -> None:
+def test_a_pull_whose_read_barrier_fails_gets_an_error(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         parts.ledger.barrier_error = DLedgerError(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT, "no quorum")
         reply = await pull(parts, processor, request())
@@ -331,7 +335,7 @@ def test_a_read_that_cannot_be_confirmed_is_an_error(run: Any) -> None:
     run(scenario)
 
 
-def test_a_read_waits_for_dispatch_and_gives_up_in_time(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_gets_an_error_if_dispatch_stays_behind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         monkeypatch.setattr("node.broker.reads.DISPATCH_TIMEOUT_S", 0.01)
         monkeypatch.setattr(parts.dispatcher, "notify", lambda: None)
@@ -386,7 +390,7 @@ def test_a_damaged_queue_is_reported_and_rebuilt_at_the_next_start(
         assert bodies(await pull(parts, processor, request(0))) == [b"hello"]
         await parts.dispatcher.stop()
 
-    async def heal() -> None:
+    async def restart() -> None:
         parts = make_parts(ledger)
         await parts.start(master=False)
         assert parts.dispatcher.dispatched_index == -1
@@ -396,11 +400,11 @@ def test_a_damaged_queue_is_reported_and_rebuilt_at_the_next_start(
         await parts.stop()
 
     run(damage)
-    asyncio.run(heal())
+    asyncio.run(restart())
 
 
-def test_a_held_pull_looks_again_by_itself(run: Any, monkeypatch: Any) -> None:
-    """R: every 5 s, whatever became of the notice of an arrival."""
+def test_a_held_pull_checks_its_queue_periodically(run: Any, monkeypatch: Any) -> None:
+    """R: every 5 s, even if the notice of an arrival was lost."""
     monkeypatch.setattr(pull_module, "HOLD_RECHECK_S", 0.02)
 
     async def scenario(parts: Any, processor: PullProcessor) -> None:
@@ -421,8 +425,8 @@ def test_a_held_pull_looks_again_by_itself(run: Any, monkeypatch: Any) -> None:
     run(scenario)
 
 
-def test_pulls_from_the_disk_stand_back_while_messages_come_in(run: Any, monkeypatch: Any) -> None:
-    """A turn costs twenty times as much waiting as it takes time; without senders there is no waiting."""
+def test_pulls_from_disk_are_delayed_while_messages_arrive(run: Any, monkeypatch: Any) -> None:
+    """Each waits twenty times as long as it takes; without senders it does not wait."""
     slept: list[float] = []
 
     async def sleep(delay_s: float) -> None:
@@ -446,7 +450,7 @@ def test_pulls_from_the_disk_stand_back_while_messages_come_in(run: Any, monkeyp
         monkeypatch.setattr(pull_module.asyncio, "sleep", sleep)
         for _ in range(3):
             await pull()
-        assert slept == [], "nobody sends"
+        assert slept == [], "there are no sends"
         for _ in range(3):
             await put()
             await pull()
@@ -454,7 +458,7 @@ def test_pulls_from_the_disk_stand_back_while_messages_come_in(run: Any, monkeyp
         parts.memory._size_bytes = 1 << 30
         await put()
         await pull()
-        assert len(slept) == 2, "what is in memory comes at once"
+        assert len(slept) == 2, "a pull from memory is not delayed"
 
     def behind(parts: Any, processor: PullProcessor) -> Any:
         parts.memory._size_bytes = 0

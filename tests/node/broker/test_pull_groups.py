@@ -1,4 +1,4 @@
-"""Pulling over the network: how much comes from memory and from the disk, who is sent away, what groups may do."""
+"""Pulls over the network: sizes of replies from memory and disk, redirection to slaves, permissions of groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_replies_from_the_disk_are_smaller(run_case: Any) -> None:
         assert len(await pulled(case, queue_id=1)) == 2
         await case.send(b"x" * 100_000, queue_id=1)
         await case.send(b"y", queue_id=1)
-        assert await pulled(case, 4, queue_id=1) == [b"x" * 100_000], "one message comes however large it is"
+        assert await pulled(case, 4, queue_id=1) == [b"x" * 100_000], "one message is returned however large it is"
 
     run_case(from_disk, **{"limits.in_memory_percent": "0"})
 
@@ -46,13 +46,13 @@ def test_replies_from_memory_are_larger(run_case: Any) -> None:
     run_case(scenario)
 
 
-REDIRECT_ROW = "Slave redirect on backlog"
+REDIRECT_MECHANISM = "Slave redirect on backlog"
 
 
-@pytest.mark.mechanism(REDIRECT_ROW)
+@pytest.mark.mechanism(REDIRECT_MECHANISM)
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_consumer_that_lags_beyond_memory_is_sent_to_a_slave(run_case: Any, enabled: bool) -> None:
-    """Memory of which none counts: everything but the newest message lies on the disk."""
+def test_a_consumer_that_lags_beyond_memory_is_redirected_to_a_slave(run_case: Any, enabled: bool) -> None:
+    """No memory is counted, so all but the newest message are taken to be on disk."""
 
     async def scenario(case: Any) -> None:
         for _ in range(3):
@@ -63,14 +63,14 @@ def test_a_consumer_that_lags_beyond_memory_is_sent_to_a_slave(run_case: Any, en
         assert reply.ext_fields["suggestWhichBrokerId"] == ("2" if enabled else "0")
         reply = await case.pull(0, maxMsgNums=1, consumerGroup="other", sysFlag=4)
         assert reply.ext_fields["suggestWhichBrokerId"] == ("1" if enabled else "0")
-        assert (await case.pull(3)).ext_fields["suggestWhichBrokerId"] == "0", "nothing is there to be read"
+        assert (await case.pull(3)).ext_fields["suggestWhichBrokerId"] == "0", "there is nothing to read"
 
     changes = {"limits.in_memory_percent": "0", "slave_read_enable": "true" if enabled else "false"}
     run_case(scenario, **changes)
 
 
-@pytest.mark.mechanism(REDIRECT_ROW)
-def test_a_consumer_that_keeps_up_stays(run_case: Any) -> None:
+@pytest.mark.mechanism(REDIRECT_MECHANISM)
+def test_a_consumer_that_keeps_up_stays_at_the_master(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"x")
         assert (await case.pull(0)).ext_fields["suggestWhichBrokerId"] == "0"
@@ -78,7 +78,7 @@ def test_a_consumer_that_keeps_up_stays(run_case: Any) -> None:
     run_case(scenario, slave_read_enable="true")
 
 
-TAKES_AWAY = {
+REVOCATIONS = {
     "the topic": (17, {"topic": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2}, b"", 16),
     "a queue": (17, {"topic": "t", "readQueueNums": 1, "writeQueueNums": 4, "perm": 6}, b"", 1),
     "the group": (200, {}, json.dumps({"groupName": "g", "consumeEnable": False}).encode(), 16),
@@ -86,12 +86,12 @@ TAKES_AWAY = {
 }
 
 
-@pytest.mark.parametrize("what", TAKES_AWAY)
+@pytest.mark.parametrize("what", REVOCATIONS)
 @pytest.mark.parametrize("code", [11, 200_050])
-def test_who_waits_is_not_given_what_may_not_be_read_any_more(
+def test_a_held_request_is_refused_once_it_may_no_longer_read_the_queue(
     run_case: Any, helpers: Any, code: int, what: str
 ) -> None:
-    """A message that comes later wakes whoever waits, and is judged as it is for a new request."""
+    """The next message wakes the held request, which is then checked like a new one."""
     pull = {"queueId": 1, "queueOffset": 0, "sysFlag": 6, "suspendTimeoutMillis": 10_000, "subscription": "*"}
     pop = {"queueId": 1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 10_000, "bornTime": 0, "initMode": 1}
 
@@ -99,7 +99,7 @@ def test_who_waits_is_not_given_what_may_not_be_read_any_more(
         fields = {"consumerGroup": "g", "topic": "t", **(pull if code == 11 else pop)}
         waiting = asyncio.create_task(case.ask(code, fields))
         await helpers.until(lambda: case.broker._holds.count == 1)
-        change, options, body, expected = TAKES_AWAY[what]
+        change, options, body, expected = REVOCATIONS[what]
         assert (await case.ask(change, options, body)).code == 0
         assert (await case.send(b"x", queue_id=1)).code == 0
         reply = await waiting
@@ -108,7 +108,7 @@ def test_who_waits_is_not_given_what_may_not_be_read_any_more(
     run_case(scenario)
 
 
-def test_broadcast_can_be_forbidden(run_case: Any) -> None:
+def test_a_group_may_be_denied_broadcast_consumption(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         group = {"groupName": "g", "consumeBroadcastEnable": False}
         assert (await case.ask(200, body=json.dumps(group).encode())).code == 0
@@ -122,7 +122,7 @@ def test_broadcast_can_be_forbidden(run_case: Any) -> None:
 
 
 def test_pulls_without_a_subscription_use_that_of_the_heartbeat(run_case: Any) -> None:
-    """Codes 24, 25 and 26 of section 3: not said, not the latest, no such group."""
+    """Codes 24, 25 and 26 of section 3: no subscription, not the latest, no such group."""
 
     async def scenario(case: Any) -> None:
         await case.ask(310, {"b": "t", "e": 0, "i": "TAGS\x01a\x02"}, b"a")

@@ -1,4 +1,4 @@
-"""Searches by key, by id and by time, on a whole broker around a log that the test plays."""
+"""Searches by key, by id and by time, on a whole broker with a fake log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def send(case: Any, keys: str, body: bytes, *, unique: str = "") -> int:
 
 
 @pytest.mark.mechanism("IndexFile")
-def test_messages_are_found_by_key_within_a_time(run_case: Any) -> None:
+def test_messages_are_found_by_key_within_a_time_range(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         began_ms = case.clock.now_ms
         for number in range(5):
@@ -125,10 +125,10 @@ def test_deleted_queues_and_index_are_rebuilt_identically(run_case: Any, helpers
         (317, {"isOrder": False}),
     ],
 )
-def test_others_have_a_turn_after_each_queue_that_a_tool_asks_about(
+def test_a_statistics_request_yields_to_the_event_loop_after_each_queue(
     run_case: Any, code: int, fields: dict[str, Any]
 ) -> None:
-    """Messages of each are read: of the 65,536 queues that a topic may have, for ten seconds."""
+    """It reads messages of each: ten seconds for the 65,536 queues that a topic may have."""
 
     async def scenario(case: Any) -> None:
         await case.ask(17, {"topic": "wide", "readQueueNums": 1000, "writeQueueNums": 1000, "perm": 6})
@@ -147,7 +147,7 @@ def test_others_have_a_turn_after_each_queue_that_a_tool_asks_about(
         spinning.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await spinning
-        assert reply.code == (206 if code == 222 else 0)  # no consumer is here that could be told
+        assert reply.code == (206 if code == 222 else 0)  # no consumer is connected
         assert turns >= 1000
 
     run_case(scenario)

@@ -1,4 +1,4 @@
-"""The gate that reads pass, in both its forms: with a task (`enter`) and by a call (`ask`)."""
+"""The read gate, in both its forms: as a coroutine (`enter`) and with a callback (`ask`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS = ("enter", "ask")
 
 
 async def pass_through(gate: ReadGate, way: str) -> RequestError | None:
-    """None once the gate has let a read through, or why it has not."""
+    """None once the gate has admitted a read, or its refusal."""
     if way == "enter":
         try:
             await gate.enter()
@@ -25,7 +25,7 @@ async def pass_through(gate: ReadGate, way: str) -> RequestError | None:
         return None
     passed: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
     try:
-        assert gate.ask(passed.set_result)  # which raises when it is called twice
+        assert gate.ask(passed.set_result)  # a second call would raise
     except RequestError as error:
         return error
     return await asyncio.wait_for(passed, 5)
@@ -47,22 +47,22 @@ def run(make_parts: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
     return runner
 
 
-def commit_untold(parts: Any) -> None:
-    """Commit an entry of which the dispatcher does not hear."""
+def commit_without_notice(parts: Any) -> None:
+    """Commit an entry without notifying the dispatcher."""
     parts.ledger.store.add(1, b"", is_message=False)
     parts.ledger.store.committed_index += 1
 
 
 async def held_back(parts: Any, way: str) -> asyncio.Future[RequestError | None]:
     """A read that waits for a dispatcher that is behind."""
-    commit_untold(parts)
+    commit_without_notice(parts)
     reading = asyncio.ensure_future(pass_through(parts.gate, way))
     await asyncio.sleep(0.02)
     assert not reading.done()
     return reading
 
 
-def test_a_read_passes_when_the_barrier_says_so(run: Any) -> None:
+def test_a_read_passes_once_the_barrier_confirms_it(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
         assert await pass_through(parts.gate, way) is None
         assert parts.ledger.barriers == [ReadMode.READ_INDEX]
@@ -70,7 +70,7 @@ def test_a_read_passes_when_the_barrier_says_so(run: Any) -> None:
     run(scenario)
 
 
-def test_a_follower_lets_no_read_through(run: Any) -> None:
+def test_a_follower_refuses_reads(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
         parts.ledger.become(Role.FOLLOWER, 2)
         refusal = await pass_through(parts.gate, way)
@@ -79,7 +79,7 @@ def test_a_follower_lets_no_read_through(run: Any) -> None:
     run(scenario)
 
 
-def test_a_barrier_that_fails_refuses(run: Any) -> None:
+def test_a_read_is_refused_if_its_barrier_fails(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
         parts.ledger.barrier_error = DLedgerError(DLedgerCode.TIMEOUT, "no quorum")
         refusal = await pass_through(parts.gate, way)
@@ -97,17 +97,17 @@ def test_a_read_waits_for_dispatch(run: Any) -> None:
     run(scenario)
 
 
-def test_dispatch_that_stays_behind_ends_the_wait(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_is_refused_if_dispatch_stays_behind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(parts: Any, way: str) -> None:
         monkeypatch.setattr("node.broker.reads.DISPATCH_TIMEOUT_S", 0.01)
-        commit_untold(parts)
+        commit_without_notice(parts)
         refusal = await pass_through(parts.gate, way)
         assert refusal is not None and "dispatch is behind" in refusal.remark
 
     run(scenario)
 
 
-def test_dispatch_that_has_ended_refuses(run: Any) -> None:
+def test_reads_are_refused_once_dispatch_has_stopped(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
         reading = await held_back(parts, way)
         await parts.dispatcher.stop()

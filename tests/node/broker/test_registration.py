@@ -1,4 +1,4 @@
-"""Registration: at once on news, periodically otherwise, at every name server whatever the others do."""
+"""Registration: at once after a change, otherwise periodically, at each name server independently."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from node.broker.registration import NameServerRegistrar, registration_body
 from node.remoting import Command, RemotingClient, RemotingServer
 
 
-class NameServerStandIn:
-    """Records what it is told; answers with `code`."""
+class FakeNameServer:
+    """Records its requests; replies with `code`."""
 
     def __init__(self) -> None:
         self.server = RemotingServer("127.0.0.1", 0)
@@ -48,7 +48,7 @@ def make(client: RemotingClient, *addresses: str, interval_s: float = 60, broker
     )
 
 
-def test_body_is_what_name_servers_read() -> None:
+def test_the_registration_body_has_the_format_that_name_servers_read() -> None:
     assert json.loads(BODY) == {
         "topicConfigSerializeWrapper": {
             "topicConfigTable": {"t": {"topicName": "t"}},
@@ -58,9 +58,9 @@ def test_body_is_what_name_servers_read() -> None:
     }
 
 
-def test_registers_at_once_on_news_and_unregisters(helpers: Any) -> None:
+def test_a_broker_registers_at_start_and_on_changes_and_unregisters_on_stop(helpers: Any) -> None:
     async def main() -> None:
-        servers = [NameServerStandIn(), NameServerStandIn()]
+        servers = [FakeNameServer(), FakeNameServer()]
         for server in servers:
             await server.server.start()
         client = RemotingClient()
@@ -87,9 +87,9 @@ def test_registers_at_once_on_news_and_unregisters(helpers: Any) -> None:
     asyncio.run(main())
 
 
-def test_registers_again_after_the_interval(helpers: Any) -> None:
+def test_a_broker_registers_again_after_the_interval(helpers: Any) -> None:
     async def main() -> None:
-        server, client = NameServerStandIn(), RemotingClient()
+        server, client = FakeNameServer(), RemotingClient()
         await server.server.start()
         registrar = make(client, server.address, interval_s=0.02)
         registrar.start()
@@ -101,12 +101,12 @@ def test_registers_again_after_the_interval(helpers: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_dead_name_server_does_not_disturb_and_is_found_when_it_comes_back(
+def test_a_dead_name_server_is_retried_without_delaying_the_others(
     helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         monkeypatch.setattr(registration, "RETRY_INTERVAL_S", 0.02)
-        alive, late, client = NameServerStandIn(), NameServerStandIn(), RemotingClient()
+        alive, late, client = FakeNameServer(), FakeNameServer(), RemotingClient()
         await alive.server.start()
         await late.server.start()
         address = late.address
@@ -130,7 +130,7 @@ def test_a_refusal_is_logged_as_one_line_and_tried_again(
 ) -> None:
     async def main() -> None:
         monkeypatch.setattr(registration, "RETRY_INTERVAL_S", 0.01)
-        server, client = NameServerStandIn(), RemotingClient()
+        server, client = FakeNameServer(), RemotingClient()
         server.code = 1
         await server.server.start()
         registrar = make(client, server.address)

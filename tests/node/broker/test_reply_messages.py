@@ -26,7 +26,7 @@ async def replies_stored(case: Any) -> list[bytes]:
     return [message.body for message in decode_records(pulled.body)]
 
 
-def test_a_message_that_wants_a_reply_is_told_the_cluster(run_case: Any) -> None:
+def test_a_request_message_gets_the_name_of_the_cluster(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number, extra in enumerate(("REPLY_TO_CLIENT\x01c@1\x02CLUSTER\x01elsewhere\x02", "")):
             sent = await ask(case, 310, {"a": "p", "b": "t", "e": 1, "i": f"KEYS\x01k{number}\x02{extra}"}, b"?")
@@ -38,7 +38,7 @@ def test_a_message_that_wants_a_reply_is_told_the_cluster(run_case: Any) -> None
     run_case(scenario)
 
 
-def test_a_reply_that_nobody_takes_is_an_error_and_stored(run_case: Any) -> None:
+def test_a_reply_that_no_client_accepts_is_stored_and_gets_an_error(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         gone = await ask(case, 325, REPLY, b"to nobody")
         assert gone.code == 1 and "'c@1' is not here" in str(gone.remark)
@@ -51,7 +51,7 @@ def test_a_reply_that_nobody_takes_is_an_error_and_stored(run_case: Any) -> None
     run_case(scenario)
 
 
-def test_a_reply_that_cannot_be_stored_is_not_passed_on(run_case: Any) -> None:
+def test_a_reply_that_cannot_be_stored_is_not_forwarded(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         pushed: list[Command] = []
         case.client.register(326, lambda command, connection: pushed.append(command))

@@ -57,13 +57,13 @@ class Row:
     body: bytes = b""
     answer: int = 0
     unknown: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    """Field -> a value that nobody knows, or that is too large, and the code of the answer."""
+    """Field -> a value that is unknown or too large, and the code of the reply."""
     is_short: bool = False
     transactional: bool = False
     online: bool = False
-    """Whether a consumer and a producer are here."""
+    """Whether a consumer and a producer are connected."""
     popped: bool = False
-    """Whether a POP consumer has the message in hand."""
+    """Whether a POP consumer has popped the message."""
 
     @property
     def names(self) -> list[str]:
@@ -116,7 +116,7 @@ POP = (
 HANDLE = "consumerGroup* topic* queueId*# extraInfo* offset*#"
 NO_TOPIC = {"topic": ("nobody", 17)}
 EMPTY = {"topic": ("nobody", 0)}
-HERE = json.dumps(do.HEARTBEAT).encode()
+HEARTBEAT_BODY = json.dumps(do.HEARTBEAT).encode()
 LOCK = json.dumps(do.LOCKS).encode()
 
 ROWS = (
@@ -129,81 +129,83 @@ ROWS = (
         given={"sysFlag": 7}, unknown={**NO_TOPIC, "queueOffset": (9, 21), "expressionType": ("XPATH", 23)}),
     Row(code=361, fields=PULL, reply="suggestWhichBrokerId# nextBeginOffset# minOffset# maxOffset#", effect=do.pulled,
         given={"sysFlag": 7 | 16}),
-    Row(code=14, fields=OFFSETS, reply="offset#", effect=do.told_offset_zero, unknown=EMPTY),
+    Row(code=14, fields=OFFSETS, reply="offset#", effect=do.offset_zero_returned, unknown=EMPTY),
     Row(code=15, fields=OFFSETS + " commitOffset*#", effect=lambda world, _: do.offset_is(world, 1),
         unknown={**NO_TOPIC, "queueId": (99, 1)}),
-    Row(code=34, fields="", effect=do.is_here, body=HERE),
-    Row(code=35, fields="clientID* producerGroup consumerGroup", effect=do.is_gone, online=True),
+    Row(code=34, fields="", effect=do.client_registered, body=HEARTBEAT_BODY),
+    Row(code=35, fields="clientID* producerGroup consumerGroup", effect=do.client_unregistered, online=True),
     Row(code=38, fields="consumerGroup*", effect=do.one_consumer, online=True, unknown={"consumerGroup": ("x", 1)}),
     Row(code=41, fields="", effect=do.locked, body=LOCK),
     Row(code=42, fields="", effect=do.unlocked, body=LOCK),
-    Row(code=36, fields=BACK, effect=do.waits_for_another_try, unknown={"offset": (1 << 40, 1)}),
-    Row(code=36, fields=BACK, effect=do.waits_for_another_try, given={"delayLevel": 0}),
-    Row(code=36, fields=BACK, effect=do.is_dead, given={"delayLevel": -1}),
-    Row(code=36, fields=BACK, effect=do.is_dead, given={"maxReconsumeTimes": 0}),
+    Row(code=36, fields=BACK, effect=do.retry_scheduled, unknown={"offset": (1 << 40, 1)}),
+    Row(code=36, fields=BACK, effect=do.retry_scheduled, given={"delayLevel": 0}),
+    Row(code=36, fields=BACK, effect=do.dead_lettered, given={"delayLevel": -1}),
+    Row(code=36, fields=BACK, effect=do.dead_lettered, given={"maxReconsumeTimes": 0}),
     Row(code=37, fields=END, effect=do.committed, transactional=True,
         unknown={"producerGroup": ("q", 1), "tranStateTableOffset": (5, 1), "commitLogOffset": (1 << 40, 1)}),
     Row(code=37, fields=END, effect=do.rolled_back, transactional=True, given={"commitOrRollback": 12}),
-    Row(code=30, fields=PLACE, reply="offset#", effect=do.offset_told(1), unknown=EMPTY),
-    Row(code=31, fields=PLACE, reply="offset#", effect=do.offset_told(0), unknown=EMPTY),
-    Row(code=29, fields=PLACE + " timestamp*#", reply="offset#", effect=do.offset_told(0), unknown=EMPTY),
-    Row(code=33, fields="offset*#", effect=do.the_record, unknown={"offset": (1 << 40, 1)}),
+    Row(code=30, fields=PLACE, reply="offset#", effect=do.offset_returned(1), unknown=EMPTY),
+    Row(code=31, fields=PLACE, reply="offset#", effect=do.offset_returned(0), unknown=EMPTY),
+    Row(code=29, fields=PLACE + " timestamp*#", reply="offset#", effect=do.offset_returned(0), unknown=EMPTY),
+    Row(code=33, fields="offset*#", effect=do.record_returned, unknown={"offset": (1 << 40, 1)}),
     Row(code=12, fields=QUERY, reply="indexLastUpdateTimestamp# indexLastUpdatePhyoffset#", effect=do.found_by_key,
         unknown={"topic": ("nobody", 22), "key": ("nothing", 22), "beginTimestamp": (1 << 61, 22)}),
     Row(code=12, fields=QUERY, reply="indexLastUpdateTimestamp# indexLastUpdatePhyoffset#", effect=do.found_by_key,
         given={"_UNIQUE_KEY_QUERY": True, "key": "U1"}),
-    Row(code=17, fields=TOPIC, effect=do.topic_made, given={"topic": "new"},
+    Row(code=17, fields=TOPIC, effect=do.topic_created, given={"topic": "new"},
         unknown={"topic": ("t" * 128, 1), "perm": (8, 1), "writeQueueNums": (1 << 20, 1)}),
     Row(code=21, fields="", effect=do.topic_table),
     Row(code=43, fields="", effect=do.offset_table, online=True),
     Row(code=45, fields="", effect=do.delay_table),
     Row(code=201, fields="", effect=do.group_table, online=True),
     Row(code=200, fields="", effect=do.group_changed, body=json.dumps(do.GROUP).encode()),
-    Row(code=207, fields="groupName* removeOffset", effect=do.group_forgotten, online=True),
+    Row(code=207, fields="groupName* removeOffset", effect=do.group_deleted, online=True),
     Row(code=202, fields="topic*", effect=do.topic_bounds, unknown=NO_TOPIC),
-    Row(code=215, fields="topic*", effect=do.topic_gone, given={"topic": "made"}, unknown={"topic": ("t", 1)}),
+    Row(code=215, fields="topic*", effect=do.topic_deleted, given={"topic": "made"}, unknown={"topic": ("t", 1)}),
     Row(code=28, fields="", effect=do.status),
-    # What RocketMQ's tools ask besides.
+    # Other requests of RocketMQ's tools.
     Row(code=26, fields="", reply="version", effect=do.settings),
     Row(code=25, fields="", effect=do.setting_changed, body=b"transactionCheckMax=7\n"),
-    Row(code=32, fields=PLACE, reply="timestamp#", effect=do.time_told, unknown=EMPTY),
-    Row(code=46, fields="", effect=do.nothing_more, body=json.dumps(do.CHECKED).encode()),
-    Row(code=203, fields="consumerGroup*", effect=do.consumer_told, online=True, unknown={"consumerGroup": ("x", 206)}),
-    Row(code=204, fields="producerGroup*", effect=do.producer_told, online=True, unknown={"producerGroup": ("x", 1)}),
-    Row(code=208, fields="consumerGroup* topic", effect=do.progress_told, online=True, unknown=EMPTY),
+    Row(code=32, fields=PLACE, reply="timestamp#", effect=do.time_returned, unknown=EMPTY),
+    Row(code=46, fields="", effect=do.empty_reply, body=json.dumps(do.CHECKED).encode()),
+    Row(code=203, fields="consumerGroup*", effect=do.consumer_returned, online=True,
+        unknown={"consumerGroup": ("x", 206)}),
+    Row(code=204, fields="producerGroup*", effect=do.producer_returned, online=True,
+        unknown={"producerGroup": ("x", 1)}),
+    Row(code=208, fields="consumerGroup* topic", effect=do.progress_returned, online=True, unknown=EMPTY),
     Row(code=222, fields="topic* group* timestamp*# isForce", effect=do.consumer_reset, online=True,
         unknown={"topic": ("nobody", 1), "group": ("nobody", 1)}),
-    Row(code=223, fields="topic* group* clientAddr", effect=do.consumer_asked, online=True,
+    Row(code=223, fields="topic* group* clientAddr", effect=do.consumer_status_returned, online=True,
         unknown={"group": ("nobody", 1)}),
-    Row(code=300, fields="topic*", effect=do.groups_told, online=True, unknown=EMPTY),
-    Row(code=303, fields="topic* group*", effect=do.spans_told, online=True, unknown=NO_TOPIC),
-    Row(code=305, fields="", effect=do.own_topics),
-    Row(code=307, fields="consumerGroup* clientId* jstackEnable", effect=do.passed_on, online=True,
+    Row(code=300, fields="topic*", effect=do.groups_returned, online=True, unknown=EMPTY),
+    Row(code=303, fields="topic* group*", effect=do.spans_returned, online=True, unknown=NO_TOPIC),
+    Row(code=305, fields="", effect=do.system_topics_returned),
+    Row(code=307, fields="consumerGroup* clientId* jstackEnable", effect=do.consumer_reply_returned, online=True,
         unknown={"clientId": ("nobody", 1)}),
-    Row(code=309, fields="consumerGroup* clientId* msgId*", effect=do.handed_over, online=True,
+    Row(code=309, fields="consumerGroup* clientId* msgId*", effect=do.message_consumed_directly, online=True,
         unknown={"clientId": ("nobody", 1), "msgId": ("AB", 1)}),
-    Row(code=324, fields=SEND, reply=REPLIED, effect=do.reply_passed_on, online=True, body=b"the answer", given=REPLY,
+    Row(code=324, fields=SEND, reply=REPLIED, effect=do.reply_forwarded, online=True, body=b"the answer", given=REPLY,
         unknown={"topic": ("t" * 128, 13), "properties": ("KEYS\x01k\x02", 1), "queueId": (1, 1)}),
-    Row(code=325, fields=SEND, reply=REPLIED, effect=do.reply_passed_on, online=True, body=b"the answer", given=REPLY,
+    Row(code=325, fields=SEND, reply=REPLIED, effect=do.reply_forwarded, online=True, body=b"the answer", given=REPLY,
         is_short=True, unknown={"properties": ("REPLY_TO_CLIENT\x01c@2\x02", 1)}),
     Row(code=314, fields="srcGroup* destGroup* topic offline", effect=do.offsets_copied, online=True),
-    Row(code=317, fields="isOrder", effect=do.all_progress_told, online=True),
-    Row(code=321, fields=PLACE + " index*# count*# consumerGroup", effect=do.units_told, online=True,
+    Row(code=317, fields="isOrder", effect=do.all_progress_returned, online=True),
+    Row(code=321, fields=PLACE + " index*# count*# consumerGroup", effect=do.units_returned, online=True,
         unknown={"topic": ("nobody", 1)}),
-    Row(code=328, fields="", effect=do.producers_told, online=True),
-    Row(code=351, fields="topic*", effect=do.topic_told, unknown=NO_TOPIC),
-    # What consumers of RocketMQ 5 ask, and its proxy.
-    Row(code=352, fields="group*", effect=do.group_told, online=True, unknown={"group": ("nobody", 26)}),
+    Row(code=328, fields="", effect=do.producers_returned, online=True),
+    Row(code=351, fields="topic*", effect=do.topic_returned, unknown=NO_TOPIC),
+    # Requests of RocketMQ 5's consumers and its proxy.
+    Row(code=352, fields="group*", effect=do.group_returned, online=True, unknown={"group": ("nobody", 26)}),
     Row(code=400, fields="", effect=do.queues_assigned, online=True, body=json.dumps(do.ASSIGNMENT).encode()),
-    Row(code=401, fields="", effect=do.nothing_more, body=json.dumps(do.POP_MODE).encode()),
+    Row(code=401, fields="", effect=do.empty_reply, body=json.dumps(do.POP_MODE).encode()),
     Row(code=200050, fields=POP, reply="popTime# invisibleTime# reviveQid# restNum# startOffsetInfo msgOffsetInfo",
         effect=do.popped, unknown={**NO_TOPIC, "queueId": (99, 29), "maxMsgNums": (33, 29), "expType": ("XPATH", 23)}),
-    Row(code=200051, fields=HANDLE, effect=do.nothing_in_hand, popped=True, given={"offset": 0},
+    Row(code=200051, fields=HANDLE, effect=do.no_popped_message_open, popped=True, given={"offset": 0},
         unknown={**NO_TOPIC, "queueId": (99, 13), "offset": (9, 208), "extraInfo": ("0 0", 13)}),
     Row(code=200053, fields=HANDLE + " invisibleTime*#", reply="popTime# invisibleTime# reviveQid#",
-        effect=do.still_in_hand, popped=True, given={"offset": 0},
+        effect=do.popped_message_open, popped=True, given={"offset": 0},
         unknown={**NO_TOPIC, "queueId": (99, 13), "offset": (9, 208), "extraInfo": ("0 5 0 0", 208)}),
-    Row(code=200151, fields="", effect=do.nothing_in_hand, popped=True, body=json.dumps(do.ACKS).encode()),
+    Row(code=200151, fields="", effect=do.no_popped_message_open, popped=True, body=json.dumps(do.ACKS).encode()),
 )  # fmt: skip
 
 
@@ -213,7 +215,7 @@ def assert_refused(reply: Command, code: int, names: str) -> None:
 
 
 BINARY_CODES = range(1 << 15)
-"""What fits the header's two bytes; RocketMQ has its POP consumers use JSON."""
+"""Codes that fit into the binary header's two bytes; RocketMQ has its POP consumers use JSON."""
 
 
 @pytest.mark.parametrize(
@@ -255,15 +257,15 @@ def test_each_code_does_what_the_specification_says(run_case: Any, row: Row, ser
     run_case(scenario)
 
 
-BODIES_THAT_ARE_NONE = (b"", b"{", b"[]", b"null", b"7", b'{"clientID": [], "mqSet": 3}', b"\xff" * 8, b"[" * 5000)
+MALFORMED_BODIES = (b"", b"{", b"[]", b"null", b"7", b'{"clientID": [], "mqSet": 3}', b"\xff" * 8, b"[" * 5000)
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
 @pytest.mark.parametrize("code", [25, 34, 41, 42, 46, 200])
-def test_bodies_that_are_none_are_refused(run_case: Any, code: int, serializer: Any) -> None:
+def test_malformed_bodies_are_refused(run_case: Any, code: int, serializer: Any) -> None:
     async def scenario(case: Any) -> None:
         world = do.World(case, serializer)
-        for body in BODIES_THAT_ARE_NONE:
+        for body in MALFORMED_BODIES:
             assert_refused(await world.ask(code, {}, body), 1, repr(body[:20]))
 
     run_case(scenario)
@@ -284,16 +286,16 @@ def test_every_code_is_in_the_table_and_others_are_not_supported(run_case: Any, 
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_a_broker_asks_producers_by_code_39(run_case: Any, serializer: Any) -> None:
+def test_a_broker_checks_a_transaction_with_code_39(run_case: Any, serializer: Any) -> None:
     """tranStateTableOffset, commitLogOffset, msgId, transactionId, offsetMsgId; the body is the record."""
 
     async def scenario(case: Any) -> None:
         world = do.World(case, serializer)
         await world.prepare(transactional=True)
-        assert (await world.ask(34, {}, HERE)).code == 0
+        assert (await world.ask(34, {}, HEARTBEAT_BODY)).code == 0
         case.clock.now_ms += 7000
         case.broker._checks._run()
-        question = await world.said(39)
+        question = await world.command_received(39)
         assert question.is_oneway and question.ext_fields == {
             "tranStateTableOffset": "0", "commitLogOffset": str(world.known["offset"]), "msgId": "U1",
             "transactionId": "U1", "offsetMsgId": world.known["msgId"],

@@ -1,4 +1,4 @@
-"""The role switch: promotion waits, demotion does not, and numbers are never reused."""
+"""The role switch: promotion waits, demotion does not, and queue offsets are never reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def put(parts: Any, queue_id: int = 0) -> Any:
     return parts.store.put_one(batch_of_one(topic="t", queue_id=queue_id, body=b"x"))
 
 
-def test_a_fresh_broker_is_a_slave_and_says_so(make_parts: Any, helpers: Any) -> None:
+def test_a_new_broker_is_a_slave_and_reports_it(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -51,7 +51,7 @@ def test_promotion_waits_until_the_old_log_is_committed_and_dispatched(make_part
     asyncio.run(main())
 
 
-def test_an_error_of_who_is_told_does_not_end_the_handling_of_roles(
+def test_role_changes_are_handled_after_an_error_in_the_callback(
     make_parts: Any, helpers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -72,7 +72,7 @@ def test_an_error_of_who_is_told_does_not_end_the_handling_of_roles(
     asyncio.run(main())
 
 
-def test_an_empty_log_promotes_at_once(make_parts: Any, helpers: Any) -> None:
+def test_a_leader_with_an_empty_log_is_promoted_at_once(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)
@@ -85,7 +85,7 @@ def test_an_empty_log_promotes_at_once(make_parts: Any, helpers: Any) -> None:
 
 
 @pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
-def test_demotion_takes_effect_before_anything_else_runs(make_parts: Any) -> None:
+def test_demotion_takes_effect_immediately(make_parts: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start()
@@ -98,7 +98,7 @@ def test_demotion_takes_effect_before_anything_else_runs(make_parts: Any) -> Non
     asyncio.run(main())
 
 
-def test_a_silent_change_of_term_is_enough_to_refuse(make_parts: Any) -> None:
+def test_sends_are_refused_after_an_unreported_change_of_term(make_parts: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start()
@@ -111,7 +111,7 @@ def test_a_silent_change_of_term_is_enough_to_refuse(make_parts: Any) -> None:
 
 
 @pytest.mark.mechanism("LEADER → changeToMaster")
-def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: Any) -> None:
+def test_queue_offsets_continue_after_those_of_another_master(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start()
@@ -135,7 +135,7 @@ def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: 
 
 
 @pytest.mark.mechanism("Role handler, single-thread queue")
-def test_rapid_flaps_end_consistent(make_parts: Any, helpers: Any) -> None:
+def test_rapid_role_changes_end_in_the_last_role(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)

@@ -48,11 +48,11 @@ def run(make_parts: Any) -> Callable[..., Any]:
 
 
 async def answer(parts: Any, processor: SendProcessor, request: Command) -> Command:
-    """What the remoting server would send back."""
+    """The reply that the remoting server would send."""
     return await reply_of(processor, request, parts.connection)
 
 
-def test_a_committed_message_is_answered_with_its_place(run: Any, helpers: Any) -> None:
+def test_the_reply_to_a_committed_send_has_the_queue_offset_and_message_id(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         request = helpers.send_request(queue_id=3, properties="TAGS\x01a\x02", flag=9, reconsumeTimes=2)
         reply = await answer(parts, processor, request)
@@ -79,7 +79,7 @@ def test_a_committed_message_is_answered_with_its_place(run: Any, helpers: Any) 
     run(scenario)
 
 
-def test_offsets_count_up_for_each_queue_in_the_order_of_the_log(run: Any, helpers: Any) -> None:
+def test_queue_offsets_count_up_in_log_order(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
         answers = [
@@ -92,7 +92,7 @@ def test_offsets_count_up_for_each_queue_in_the_order_of_the_log(run: Any, helpe
     run(scenario)
 
 
-def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any) -> None:
+def test_a_send_is_not_answered_before_it_is_committed(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
         future = asyncio.ensure_future(answer(parts, processor, helpers.send_request()))
@@ -132,7 +132,9 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
         ({"flag": 2**31}, 13, "out of range"),
     ],
 )
-def test_refusals(run: Any, helpers: Any, request_changes: dict[str, Any], code: int, remark: str) -> None:
+def test_invalid_sends_are_refused(
+    run: Any, helpers: Any, request_changes: dict[str, Any], code: int, remark: str
+) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         before = parts.ledger.store.ledger_end_index
         reply = await answer(parts, processor, helpers.send_request(**request_changes))
@@ -146,7 +148,7 @@ def test_refusals(run: Any, helpers: Any, request_changes: dict[str, Any], code:
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
     "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )
-def test_a_slave_refuses_before_the_append(run: Any, helpers: Any) -> None:
+def test_a_slave_refuses_a_send_without_appending_it(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         reply = await answer(parts, processor, helpers.send_request())
         assert (reply.code, reply.remark) == (14, "NOT_LEADER leader=n2 addr=-")
@@ -167,19 +169,19 @@ def test_a_slave_refuses_before_the_append(run: Any, helpers: Any) -> None:
         (DLedgerCode.DISK_ERROR, 14),
     ],
 )
-def test_what_the_log_refuses_is_certainly_not_stored(run: Any, helpers: Any, refusal: int, code: int) -> None:
+def test_a_send_that_the_log_refuses_uses_no_queue_offset(run: Any, helpers: Any, refusal: int, code: int) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.refuse_with = refusal
         assert (await answer(parts, processor, helpers.send_request())).code == code
         parts.ledger.refuse_with = None
         reply = await answer(parts, processor, helpers.send_request())
-        assert reply.ext_fields["queueOffset"] == "0"  # the refused one has not used up a number
+        assert reply.ext_fields["queueOffset"] == "0"  # the refused send used no queue offset
 
     run(scenario)
 
 
 @pytest.mark.parametrize("failure", [DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT, DLedgerCode.TERM_CHANGED])
-def test_what_fails_after_the_append_is_unknown(run: Any, helpers: Any, failure: int) -> None:
+def test_a_send_that_fails_after_the_append_has_an_unknown_outcome(run: Any, helpers: Any, failure: int) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
         future = processor.process(helpers.send_request(), parts.connection)
@@ -190,7 +192,7 @@ def test_what_fails_after_the_append_is_unknown(run: Any, helpers: Any, failure:
     run(scenario)
 
 
-def test_a_deposed_master_refuses_at_once_though_it_leads_again(run: Any, helpers: Any) -> None:
+def test_a_reelected_leader_refuses_sends_until_it_is_promoted(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
         parts.ledger.become(Role.FOLLOWER, 2)
@@ -223,7 +225,7 @@ def test_store_timestamps_never_go_back(run: Any, helpers: Any) -> None:
     run(scenario)
 
 
-def test_a_negative_queue_id_means_any(run: Any, helpers: Any) -> None:
+def test_a_send_to_a_negative_queue_id_goes_to_any_queue(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         replies = [await answer(parts, processor, helpers.send_request(queue_id=-1)) for _ in range(60)]
         assert {reply.ext_fields["queueId"] for reply in replies} == {"0", "1", "2", "3"}
@@ -231,7 +233,7 @@ def test_a_negative_queue_id_means_any(run: Any, helpers: Any) -> None:
     run(scenario)
 
 
-def test_one_letter_fields() -> None:
+def test_one_letter_fields_mean_the_same_as_named_ones() -> None:
     request = Command.request(
         310,
         {"a": "group", "b": "t", "c": "TBW102", "d": 4, "e": 3, "f": 1, "g": 7, "h": 5, "i": "k\x01v", "j": 2,
@@ -287,7 +289,7 @@ def test_malformed_batches_are_illegal(body: bytes) -> None:
 
 
 @pytest.mark.mechanism("Orderly shutdown flush")
-def test_drain_waits_for_messages_under_way(run: Any, helpers: Any) -> None:
+def test_drain_waits_for_pending_sends(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
         future = asyncio.ensure_future(reply_of(processor, helpers.send_request(), parts.connection))

@@ -1,4 +1,4 @@
-"""Sends that came together: stored and answered as one by one, byte for byte, whatever is among them."""
+"""Coalesced sends: stored and answered like single ones, byte for byte, whatever they contain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def processor_of(parts: Any, *, accept_from_ms: int = 0) -> SendProcessor:
 
 
 def by_template(requests: list[Command]) -> list[Command]:
-    """The requests as a connection reads them that knows the templates of their headers."""
+    """The requests as read by a connection that knows the templates of their headers."""
     parser = FrameParser(variable=VARIABLE_FIELDS)
     frames = [encode(request) for request in requests]
     for _ in range(66):
@@ -47,8 +47,8 @@ def by_template(requests: list[Command]) -> list[Command]:
 
 
 async def turn(sends: SendProcessor, requests: list[Command], connection: Any) -> tuple[list[Command], list[int], int]:
-    """What a connection does with requests that came in one turn: their replies, and the number of the request that
-    each answers, in the order of the log; and how many were processed together."""
+    """Process requests that came in one turn as a connection does. Returns the replies, the number of the request that
+    each answers, and how many were processed together."""
     answers: list[Any] = []
     numbers: list[int] = []
     at = together = 0
@@ -77,8 +77,8 @@ def in_queues(parts: Any) -> dict[Any, Any]:
 
 
 def in_order_of_log(answered: list[tuple[int, Command]]) -> list[tuple[int, Command]]:
-    """Numbers of requests and their replies, refusals first. A send that has its topic made is stored after others
-    that came behind it."""
+    """Numbers of requests and their replies, refusals first. A send that creates its topic is stored after some later
+    ones."""
     return sorted(answered, key=lambda each: int(each[1].ext_fields.get("msgId", "0")[16:32] or "0", 16))
 
 
@@ -88,8 +88,8 @@ def queue_of(request: Command) -> tuple[Any, Any]:
 
 
 async def both_ways(make_parts: Any, requests: list[Command]) -> int:
-    """Send everything together, and then one by one in the order that the log got, which is that of the requests for
-    each queue; returns how many were processed together."""
+    """Send everything together, then one by one in the resulting order of the log, which must keep that of the requests
+    for each queue. The results must be equal; returns how many were processed together."""
     seen, together, numbers = [], 0, [-1]
     for is_together in (True, False):
         parts = make_parts()
@@ -115,7 +115,7 @@ async def both_ways(make_parts: Any, requests: list[Command]) -> int:
             seen.append((replies, entries, in_queues(parts), counts))
         finally:
             await parts.stop()
-            shutil.rmtree(parts.data_dir)  # with the topics that were made
+            shutil.rmtree(parts.data_dir)  # with the created topics
             os.mkdir(parts.data_dir)
     for one, other in zip(*seen, strict=True):
         assert one == other
@@ -201,13 +201,13 @@ def requests(draw: Any) -> Command:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests(), max_size=8))
-def test_what_is_stored_together_is_what_is_stored_one_by_one(make_parts: Any, sent: list[Command]) -> None:
+def test_coalesced_sends_are_stored_and_answered_like_single_ones(make_parts: Any, sent: list[Command]) -> None:
     asyncio.run(both_ways(make_parts, sent))
 
 
 @pytest.mark.parametrize("code", [310, 10])
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_what_clients_send_all_day_is_processed_together(make_parts: Any, code: int, serializer: str) -> None:
+def test_ordinary_sends_are_coalesced(make_parts: Any, code: int, serializer: str) -> None:
     texts = ["", "WAIT\x01true\x02", "UNIQ_KEY\x01AC10\x02WAIT\x01true\x02", "KEYS\x01a b\x02TAGS\x01c\x02"]
     sent = [
         request(serializer, code, opaque=number, e=number % 4, i=texts[number % len(texts)]) for number in range(12)
@@ -216,8 +216,8 @@ def test_what_clients_send_all_day_is_processed_together(make_parts: Any, code: 
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_messages_of_a_queue_keep_their_order_whatever_they_differ_in(make_parts: Any, serializer: str) -> None:
-    """Many at once are one batch, and others of the same queue stand between them."""
+def test_coalesced_messages_of_a_queue_keep_their_order(make_parts: Any, serializer: str) -> None:
+    """Similar messages form one batch, though others of the same queue lie between them."""
     texts = ["UNIQ_KEY\x01AC1%03d\x02WAIT\x01true\x02"] * 9
     texts += ["TAGS\x01a\x02UNIQ_KEY\x01%03d\x02", "", "KEYS\x01b%03d\x02"]
     sent = [
@@ -229,7 +229,7 @@ def test_messages_of_a_queue_keep_their_order_whatever_they_differ_in(make_parts
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-def test_batches_are_processed_together_as_well(make_parts: Any, serializer: str) -> None:
+def test_batch_sends_are_coalesced_too(make_parts: Any, serializer: str) -> None:
     bodies = [batch(KEYED), batch([(1, b"x", b"TAGS\x01a\x02"), (0, b"y", b"UNIQ_KEY\x01B7\x02")])]
     texts = ["", "WAIT\x01true\x02", "UNIQ_KEY\x01AC10\x02WAIT\x01true\x02"]
     sent = [
@@ -241,7 +241,7 @@ def test_batches_are_processed_together_as_well(make_parts: Any, serializer: str
     assert asyncio.run(both_ways(make_parts, mixed)) == len(mixed)
 
 
-def test_one_that_needs_more_checks_keeps_its_place(make_parts: Any) -> None:
+def test_a_send_that_needs_the_slow_path_keeps_its_place(make_parts: Any) -> None:
     texts = ["", "", "DELAY\x013\x02", "", "TRAN_MSG\x01true\x02", "WAIT\x01false\x02", "TIMER_DELIVER_MS\x011\x02", ""]
     sent = [request(opaque=number, i=text) for number, text in enumerate(texts)]
     assert asyncio.run(both_ways(make_parts, sent)) == texts.count("")
@@ -251,14 +251,14 @@ def test_one_that_needs_more_checks_keeps_its_place(make_parts: Any) -> None:
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
 @pytest.mark.parametrize("changed", [{"e": 9}, {"b": "SCHEDULE_TOPIC_XXXX"}])
-def test_what_is_refused_for_its_kind_is_refused_together(
+def test_sends_to_an_invalid_queue_or_topic_are_refused_together(
     make_parts: Any, serializer: str, changed: dict[str, Any]
 ) -> None:
     sent = [request(serializer, opaque=number, **changed) for number in range(3)]
     assert asyncio.run(both_ways(make_parts, [sent[0], request(serializer), *sent[1:]])) == 4
 
 
-def test_a_slave_refuses_all_at_once_and_says_who_leads_now(make_parts: Any) -> None:
+def test_a_slave_refuses_coalesced_sends_like_single_ones(make_parts: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=True)
@@ -275,7 +275,7 @@ def test_a_slave_refuses_all_at_once_and_says_who_leads_now(make_parts: Any) -> 
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any, is_batch: bool) -> None:
+def test_coalesced_sends_that_fail_are_answered_like_single_ones(make_parts: Any, is_batch: bool) -> None:
     kind: dict[str, Any] = {"code": 320, "body": batch(KEYED), "m": True} if is_batch else {}
 
     async def main() -> None:
@@ -298,7 +298,7 @@ def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any
                 if failure is None:
                     parts.ledger.commit()
                 elif isinstance(failure, StoredInPart):
-                    parts.ledger.tell_pending(failure)
+                    parts.ledger.fail_pending_with(failure)
                 else:
                     parts.ledger.fail_pending(failure)
                 replies, _, together = await waiting
@@ -312,7 +312,7 @@ def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any
     asyncio.run(main())
 
 
-def test_a_drain_waits_for_messages_that_came_together(make_parts: Any) -> None:
+def test_a_drain_waits_for_coalesced_sends(make_parts: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=True)

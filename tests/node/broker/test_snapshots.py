@@ -1,6 +1,6 @@
-"""Three simulated brokers whose log loses its beginning all the time, while members die, are cut off and come back.
+"""Three simulated brokers that keep removing old log files, while members crash, are partitioned and return.
 
-The telling case is a queue that rarely gets a message: once the log has none of it, only snapshots know its numbers.
+The critical case is a queue that rarely gets a message: once the log has none left, only snapshots know its offsets.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class Stage:
         else:
             host.power_fail()
         await asyncio.sleep(rng.uniform(0.5, 8))
-        if kind == "lose queues":  # which are made again from what is left of the log
+        if kind == "lose queues":  # which are rebuilt from the rest of the log
             for path in host.disk.paths():
                 if "consumequeue" in path:
                     host.disk.unlink(path)
         self.start(node)
 
     async def send(self, client: RemotingClient, queue_id: int, body: bytes) -> None:
-        """Send to whoever takes it; what was acknowledged is remembered, and none may get the number of another."""
+        """Send to the first node that accepts it; record an acknowledged message, whose offset must be new."""
         for node in NODES:
             request = Command.request(310, {"b": "t", "e": queue_id}, body)
             try:
@@ -118,7 +118,7 @@ class Stage:
         await asyncio.sleep(0.05)
 
     async def read(self, client: RemotingClient) -> int:
-        """Read every queue of whoever leads; how many messages there were. What was acknowledged must be there."""
+        """Read every queue of the leader; returns the number of messages. Acknowledged ones must be unchanged."""
         leader = next(node for node, broker in self.brokers.items() if broker.store.is_master)
         count = 0
         for queue_id in range(3):
@@ -145,17 +145,17 @@ class Stage:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old files are looked for, and queues saved, every second."""
+def frequent_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove old files and save queues more than once a second."""
     monkeypatch.setattr("node.broker.log_expiry.EXPIRY_CHECK_S", 0.7)
     monkeypatch.setattr("node.broker.dispatcher.CHECKPOINT_INTERVAL_S", 0.5)
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("frequent_expiry")
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] if seed > 0 else []) for seed in range(4)]
 )
-def test_no_number_of_a_queue_is_given_twice_and_nothing_acknowledged_is_another(seed: int) -> None:
+def test_no_queue_offset_is_reused_and_no_acknowledged_message_is_replaced(seed: int) -> None:
     rng = random.Random(seed)
 
     async def main() -> None:

@@ -1,5 +1,4 @@
-"""Timer messages of RocketMQ 5, on a whole broker around a log that the test plays; and across restarts in
-`test_virtual_time.py`."""
+"""Timer messages of RocketMQ 5, on a whole broker with a fake log; with real restarts in `test_virtual_time.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from node.store.record import Message, decode_records
 
 
 @pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of these tests moves by hand, so waiting is a matter of looking again."""
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests set the clock by hand, so it must be checked often."""
     for name in ("RECHECK_MS", "BUSY_RETRY_MS", "RETRY_MS"):
         monkeypatch.setattr(due_queue_module, name, 5)
 
@@ -42,7 +41,7 @@ async def arrived(case: Any, *bodies: bytes) -> list[Message]:
     return await messages(case)
 
 
-def test_each_comes_at_its_own_millisecond_and_not_before(run_case: Any) -> None:
+def test_each_timer_message_is_delivered_at_its_millisecond_and_not_before(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         began_ms = case.clock.now_ms
         for body, wanted in (
@@ -53,14 +52,14 @@ def test_each_comes_at_its_own_millisecond_and_not_before(run_case: Any) -> None
         ):
             assert (await send(case, body, **wanted)).code == 0
         assert (await send(case, b"at once", TIMER_DELIVER_MS=began_ms)).code == 0
-        came = [b"at once"]
+        delivered = [b"at once"]
         for due_ms, body in ((1500, b"first"), (4000, b"second"), (5001, b"third"), (MAX_TIMER_DELAY_MS, b"last")):
             case.clock.now_ms = began_ms + due_ms - 1
             await asyncio.sleep(0.02)
-            assert [message.body for message in await messages(case)] == came, "early"
+            assert [message.body for message in await messages(case)] == delivered, "early"
             case.clock.now_ms += 1
-            came.append(body)
-            found = (await arrived(case, *came))[-1]
+            delivered.append(body)
+            found = (await arrived(case, *delivered))[-1]
             assert found.properties["TIMER_OUT_MS"] == str(began_ms + due_ms)
             assert "REAL_TOPIC" not in found.properties and "REAL_QID" not in found.properties
         (first,) = (message for message in await messages(case) if message.body == b"first")
@@ -81,7 +80,7 @@ LIMIT = "the delay time should not be bigger than the max delay 259200000ms"
         {"TIMER_DELAY_SEC": 259201, "TRAN_MSG": "true"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_timed_is_refused_in_apaches_words(run_case: Any, properties: dict[str, Any]) -> None:
+def test_an_invalid_timer_is_refused_with_apaches_remark(run_case: Any, properties: dict[str, Any]) -> None:
     async def scenario(case: Any) -> None:
         reply = await send(case, b"x", **properties)
         assert (reply.code, LIMIT in reply.remark) == (13, True)
@@ -90,7 +89,7 @@ def test_what_cannot_be_timed_is_refused_in_apaches_words(run_case: Any, propert
     run_case(scenario)
 
 
-def test_a_batch_cannot_be_timed(run_case: Any) -> None:
+def test_messages_of_a_batch_cannot_have_timers(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         own = b"TIMER_DELAY_MS\x014000\x02"
         body = struct.pack(">5i", 23 + len(own), 0, 0, 0, 1) + b"x" + struct.pack(">h", len(own)) + own
@@ -100,7 +99,7 @@ def test_a_batch_cannot_be_timed(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_too_many_are_refused_as_certainly_not_stored(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_beyond_the_limit_are_refused_by_flow_control(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers_module, "MAX_OPEN_TIMERS", 2)
     monkeypatch.setattr(send_module, "MAX_OPEN_TIMERS", 2)
 
@@ -116,7 +115,7 @@ def test_too_many_are_refused_as_certainly_not_stored(run_case: Any, monkeypatch
     run_case(scenario)
 
 
-def test_a_committed_transaction_waits_for_its_time(run_case: Any) -> None:
+def test_the_timer_of_a_transactional_message_starts_at_the_commit(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         half = await send(case, b"half", TRAN_MSG="true", PGROUP="p", UNIQ_KEY="k", TIMER_DELAY_SEC=5)
         fields = {"producerGroup": "p", "tranStateTableOffset": half.get_int("queueOffset"), "commitOrRollback": 8}
@@ -133,8 +132,8 @@ def test_a_committed_transaction_waits_for_its_time(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_a_half_message_has_room_for_the_time_of_what_is_committed(run_case: Any) -> None:
-    """One that has not is refused when it is sent: it could never be committed."""
+def test_a_half_message_without_room_for_its_timer_property_is_refused(run_case: Any) -> None:
+    """It could never be committed."""
 
     async def scenario(case: Any) -> None:
         common = {"PGROUP": "p", "UNIQ_KEY": "k", "TIMER_DELAY_SEC": 5}
@@ -151,10 +150,10 @@ def test_a_half_message_has_room_for_the_time_of_what_is_committed(run_case: Any
     run_case(scenario)
 
 
-def test_a_half_message_without_room_for_its_time_is_given_up(
+def test_a_stored_half_message_without_room_for_its_timer_property_is_given_up(
     run_case: Any, monkeypatch: pytest.MonkeyPatch, helpers: Any
 ) -> None:
-    """A store of an earlier version may hold one. It is given up at once, without waiting for any time."""
+    """A store of an earlier version may hold one. The copy that is given up waits for no timer."""
 
     async def scenario(case: Any) -> None:
         monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0.0)
@@ -190,8 +189,10 @@ def test_a_slave_delivers_nothing_and_the_next_master_delivers_once(run_case: An
 
 
 @pytest.mark.parametrize("checkpoint", ["stays", "lost"])
-def test_restarts_lose_and_double_nothing(run_case: Any, helpers: Any, tmp_path: Any, checkpoint: str) -> None:
-    """As after a crash, or on another member of the group: the log alone says what waits."""
+def test_timer_messages_are_delivered_once_across_restarts(
+    run_case: Any, helpers: Any, tmp_path: Any, checkpoint: str
+) -> None:
+    """As after a crash, or on another member of the group: the log alone shows what waits."""
     ledger = helpers.FakeLedger()
 
     async def first(case: Any) -> None:
@@ -214,7 +215,7 @@ def test_restarts_lose_and_double_nothing(run_case: Any, helpers: Any, tmp_path:
     run_case(second, ledger=ledger)
 
 
-def test_a_log_that_takes_nothing_for_the_moment_is_asked_again(run_case: Any) -> None:
+def test_delivery_is_retried_while_the_log_refuses_appends(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number in range(3):
             await send(case, b"%d" % number, TIMER_DELAY_SEC=1)
@@ -228,7 +229,7 @@ def test_a_log_that_takes_nothing_for_the_moment_is_asked_again(run_case: Any) -
     run_case(scenario)
 
 
-def test_one_that_could_not_be_read_is_not_put_off_by_a_clock_that_was_ahead(
+def test_a_retry_of_an_unreadable_timer_is_not_postponed_by_a_clock_that_was_ahead(
     run_case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, broken = timers_module.read_message, [True]
@@ -256,7 +257,7 @@ def test_one_that_could_not_be_read_is_not_put_off_by_a_clock_that_was_ahead(
     run_case(scenario)
 
 
-def test_one_that_cannot_be_read_holds_up_no_other(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_timer_message_does_not_delay_others(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = timers_module.read_message, [True]
 
     def read_message(log: Any, queues: Any, offset: int) -> Message:
@@ -279,7 +280,7 @@ def test_one_that_cannot_be_read_holds_up_no_other(run_case: Any, monkeypatch: p
     run_case(scenario)
 
 
-def test_the_times_that_messages_ask_for() -> None:
+def test_due_times_are_computed_from_the_timer_properties() -> None:
     def due(**properties: str) -> int | None:
         return timer_due_ms(properties, 1000)
 

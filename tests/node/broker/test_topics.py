@@ -20,7 +20,7 @@ def table(disk: Any, path: Any, *configured: TopicConfig) -> TopicTable:
     return result
 
 
-def test_created_topics_survive(helpers: Any, tmp_path: Any) -> None:
+def test_created_topics_survive_a_restart(helpers: Any, tmp_path: Any) -> None:
     disk = helpers.PlainDisk()
     first = table(disk, tmp_path, TopicConfig(name="a", queues=2))
     typed = TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")
@@ -46,8 +46,8 @@ def test_a_change_of_a_configured_topic_stays_until_the_configuration_changes(he
     assert table(disk, tmp_path, anew).get("a") == anew
 
 
-def test_a_changed_topic_is_the_same_on_who_takes_the_table_over(helpers: Any, tmp_path: Any) -> None:
-    """One that was configured anew, as in a rolling change of all members, goes by that."""
+def test_a_member_that_takes_the_table_over_gets_a_changed_topic(helpers: Any, tmp_path: Any) -> None:
+    """Unless its own configuration of the topic has changed, as in a rolling change of all members."""
     disk, configured = helpers.PlainDisk(), TopicConfig(name="a", queues=2)
     paths = {name: tmp_path / name for name in ("leader", "same", "anew", "none", "last")}
     for path in paths.values():
@@ -62,7 +62,7 @@ def test_a_changed_topic_is_the_same_on_who_takes_the_table_over(helpers: Any, t
     assert not asyncio.run(followers["anew"].replace(leader.document()))
     queues = {name: follower.get("a").queues for name, follower in followers.items()}  # type: ignore[union-attr]
     assert queues == {"same": 4, "anew": 3, "none": 4}
-    # One that does not name it hands on what the others need to know.
+    # A member that does not configure the topic passes on what others need to know.
     last = table(disk, paths["last"], configured)
     asyncio.run(last.replace(followers["none"].document()))
     assert last.get("a") == TopicConfig(name="a", queues=4)
@@ -135,8 +135,8 @@ def test_a_damaged_table_is_named(helpers: Any, tmp_path: Any, content: str) -> 
         table(helpers.PlainDisk(), tmp_path)
 
 
-def test_queues_to_read_and_to_write_may_differ(run_case: Any) -> None:
-    """A topic that shrinks: the last queues are read, and producers do not choose them any more."""
+def test_read_and_write_queue_counts_may_differ(run_case: Any) -> None:
+    """As a topic shrinks, its last queues are still read, but producers no longer choose them."""
 
     async def scenario(case: Any) -> None:
         fields = {"topic": "shrinking", "readQueueNums": 8, "writeQueueNums": 2, "perm": 6, "order": True}
@@ -146,14 +146,14 @@ def test_queues_to_read_and_to_write_may_differ(run_case: Any) -> None:
         assert (entry["order"], entry["topicSysFlag"]) == (True, 3)
         chosen = {(await case.send(topic="shrinking", queue_id=-1)).ext_fields["queueId"] for _ in range(64)}
         assert chosen == {"0", "1"}
-        assert (await case.send(topic="shrinking", queue_id=7)).code == 0, "a named queue that is read still takes it"
+        assert (await case.send(topic="shrinking", queue_id=7)).code == 0, "accepted by number while it is read"
         assert (await case.send(topic="shrinking", queue_id=8)).code == 1
         assert (await case.pull(topic="shrinking", queue_id=7)).code == 0
         assert (await case.pull(topic="shrinking", queue_id=8)).code == 1
         growing = {"topic": "growing", "readQueueNums": 2, "writeQueueNums": 4}
         assert (await case.ask(17, growing)).code == 0
         assert (await case.send(topic="growing", queue_id=3)).code == 0
-        assert (await case.pull(topic="growing", queue_id=3)).code == 1, "not to be read yet"
+        assert (await case.pull(topic="growing", queue_id=3)).code == 1, "not readable yet"
         for wrong in ({"readQueueNums": -1}, {"readQueueNums": 70_000}, {"topicSysFlag": -1}, {"perm": 8}):
             assert (await case.ask(17, fields | wrong)).code == 1
         for internal in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"):
@@ -162,11 +162,11 @@ def test_queues_to_read_and_to_write_may_differ(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_the_message_type_of_a_topic_is_kept_and_told(run_case: Any) -> None:
+def test_the_message_type_of_a_topic_is_stored_and_reported(run_case: Any) -> None:
     """As RocketMQ 5 changes it (a field of code 17) and its proxy asks for it (code 351)."""
 
     async def scenario(case: Any) -> None:
-        async def told() -> Any:
+        async def attributes() -> Any:
             topic = json.loads((await case.ask(351, {"topic": "typed"})).body)
             assert topic["topicName"] == "typed"
             return topic.get("attributes")
@@ -177,7 +177,7 @@ def test_the_message_type_of_a_topic_is_kept_and_told(run_case: Any) -> None:
             ("+message.type=DELAY", {"message.type": "DELAY"}),
         ):  # fmt: skip
             assert (await case.ask(17, {"topic": "typed", "attributes": changes})).code == 0
-            assert await told() == expected, changes
+            assert await attributes() == expected, changes
         for wrong in ("+message.type=LATE", "message.type=FIFO", "+message.type", "+queue.type=BatchCQ", "+", "=,+"):
             reply = await case.ask(17, {"topic": "typed", "attributes": wrong})
             assert reply.code == 1, wrong

@@ -1,4 +1,4 @@
-"""Transactions on a whole broker around a log that the test plays: half messages, their end, asking back."""
+"""Transactions on a whole broker with a fake log: half messages, their end, checks."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from node.remoting import Command, Credentials, RemotingClient
 from node.store.record import Message, decode_record, decode_records, summarize_record
 from node.store.record_batch import batch_of_one
 
-TRANSACTION_ROW = (
+TRANSACTION_MECHANISM = (
     "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
     " commit writes a copy; rollback empties body; unknown → no reply"
 )
 
 
 @pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions_module, "RECHECK_S", 0.005)
 
 
 class Producer:
-    """A producer that notes what it is asked."""
+    """A producer that records the checks that it gets."""
 
     def __init__(self, port: int, client_id: str = "c") -> None:
         self._address = f"127.0.0.1:{port}"
         self._client_id = client_id
         self.client = RemotingClient()
-        self.asked: list[Command] = []
+        self.checks: list[Command] = []
         self.client.register(39, self._note)
 
     def _note(self, command: Command, connection: Any) -> None:
-        self.asked.append(command)
+        self.checks.append(command)
 
-    async def hello(self) -> None:
+    async def register(self) -> None:
         body = json.dumps({"clientID": self._client_id, "producerDataSet": [{"groupName": "p"}]}).encode()
         reply = await self.client.invoke(self._address, Command.request(34, {}, body), timeout_ms=5000)
         assert reply.code == 0
@@ -64,8 +64,8 @@ async def messages(case: Any, topic: str = "t", queue_id: int = 1) -> list[Messa
     return decode_records(reply.body)
 
 
-@pytest.mark.mechanism(TRANSACTION_ROW)
-def test_a_half_message_is_seen_when_committed_and_only_then(run_case: Any) -> None:
+@pytest.mark.mechanism(TRANSACTION_MECHANISM)
+def test_a_half_message_is_visible_only_after_its_commit(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         first, second = await send_half(case, b"yes"), await send_half(case, b"no")
         assert await messages(case) == []
@@ -82,11 +82,11 @@ def test_a_half_message_is_seen_when_committed_and_only_then(run_case: Any) -> N
     run_case(scenario)
 
 
-@pytest.mark.mechanism(TRANSACTION_ROW)
+@pytest.mark.mechanism(TRANSACTION_MECHANISM)
 @pytest.mark.parametrize(
     "wrong", [{"producerGroup": "q"}, {"tranStateTableOffset": 7}, {"commitLogOffset": 5}, {"commitLogOffset": 10**9}]
 )
-def test_an_end_that_does_not_fit_its_half_message_is_refused(run_case: Any, wrong: dict[str, Any]) -> None:
+def test_an_end_that_does_not_match_its_half_message_is_refused(run_case: Any, wrong: dict[str, Any]) -> None:
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
         assert (await case.ask(37, {**end, **wrong, "commitOrRollback": 8})).code == 1
@@ -96,7 +96,7 @@ def test_an_end_that_does_not_fit_its_half_message_is_refused(run_case: Any, wro
     run_case(scenario)
 
 
-def test_two_ends_at_once_commit_once(run_case: Any) -> None:
+def test_concurrent_ends_commit_a_transaction_once(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
         replies = await asyncio.gather(*(case.ask(37, {**end, "commitOrRollback": 8}) for _ in range(5)))
@@ -107,18 +107,18 @@ def test_two_ends_at_once_commit_once(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("Check-back")
-def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
+def test_a_producer_is_asked_about_an_open_transaction_until_it_ends(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             end = await send_half(case, b"orphan")
             case.clock.now_ms += 5_999
             await asyncio.sleep(0.03)
-            assert producer.asked == []
+            assert producer.checks == []
             case.clock.now_ms += 1
-            await helpers.until(lambda: len(producer.asked) == 1)
-            question = producer.asked[0]
+            await helpers.until(lambda: len(producer.checks) == 1)
+            question = producer.checks[0]
             assert question.ext_fields["commitLogOffset"] == str(end["commitLogOffset"])
             assert question.ext_fields["tranStateTableOffset"] == end["tranStateTableOffset"]
             assert (question.ext_fields["transactionId"], question.is_oneway) == ("KEY1", True)
@@ -126,14 +126,14 @@ def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
             assert (half.topic, half.queue_id, half.body) == ("t", 1, b"orphan")
             case.clock.now_ms += 59_999
             await asyncio.sleep(0.03)
-            assert len(producer.asked) == 1
+            assert len(producer.checks) == 1
             case.clock.now_ms += 1
-            await helpers.until(lambda: len(producer.asked) == 2)
+            await helpers.until(lambda: len(producer.checks) == 2)
             answer = {**end, "commitOrRollback": 8, "fromTransactionCheck": "true"}
             assert (await case.ask(37, answer)).code == 0
             case.clock.now_ms += 600_000
             await asyncio.sleep(0.03)
-            assert len(producer.asked) == 2
+            assert len(producer.checks) == 2
             assert [message.body for message in await messages(case)] == [b"orphan"]
         finally:
             await producer.client.close()
@@ -141,7 +141,7 @@ def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
     run_case(scenario)
 
 
-def test_who_may_not_write_a_topic_is_neither_asked_about_its_transactions_nor_ends_them(
+def test_a_producer_without_write_permission_gets_no_checks_and_ends_no_transaction(
     run_case: Any, helpers: Any
 ) -> None:
     async def scenario(case: Any) -> None:
@@ -153,12 +153,12 @@ def test_who_may_not_write_a_topic_is_neither_asked_about_its_transactions_nor_e
         try:
             for key, producer in producers.items():
                 producer.client._sign = signed(key).sign
-                await producer.hello()
+                await producer.register()
             end = {**await send_half(case, b"orphan"), "commitOrRollback": 8}
             for count in (1, 2):
                 case.clock.now_ms += 60_000
-                await helpers.until(lambda count=count: len(producers["partner"].asked) == count)
-            assert producers["stranger"].asked == []
+                await helpers.until(lambda count=count: len(producers["partner"].checks) == count)
+            assert producers["stranger"].checks == []
             case.client._sign = signed("stranger").sign
             assert (await case.ask(37, end)).code == 16
             case.client._sign = signed("partner").sign
@@ -176,15 +176,15 @@ def test_who_may_not_write_a_topic_is_neither_asked_about_its_transactions_nor_e
 
 
 @pytest.mark.mechanism("Check-back")
-def test_a_producer_that_never_knows_is_given_up_on(run_case: Any, helpers: Any) -> None:
+def test_an_open_transaction_is_given_up_after_the_maximum_number_of_checks(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             await send_half(case, b"orphan")
             for number in range(3):
                 case.clock.now_ms += 60_000
-                await helpers.until(lambda number=number: len(producer.asked) == number + 1)
+                await helpers.until(lambda number=number: len(producer.checks) == number + 1)
             case.clock.now_ms += 60_000
             await helpers.until(lambda: not case.broker.transactions.halves)
             assert await messages(case) == []
@@ -216,10 +216,10 @@ def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
         assert [message.body for message in await messages(case)] == [b"a", b"b"]
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             case.clock.now_ms += 600_000
-            await helpers.until(lambda: len(producer.asked) == 1)
-            assert decode_record(producer.asked[0].body)[0].body == b"c"
+            await helpers.until(lambda: len(producer.checks) == 1)
+            assert decode_record(producer.checks[0].body)[0].body == b"c"
         finally:
             await producer.client.close()
 
@@ -236,25 +236,25 @@ def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
         (0, b"0", [500]), (0, b"1,0", [500]), (0, DONE_BEFORE, [500]), (500, b"1", [0]),
     ],
 )  # fmt: skip
-def test_an_op_message_of_apaches_ends_the_first_message_of_the_log_only_where_it_names_it(
+def test_an_op_message_of_apaches_broker_ends_only_the_half_message_that_it_names(
     prepared: int, body: bytes, left: list[int]
 ) -> None:
-    """Its field for the half message's place is 0, whichever that is; ours may be 0 for the one that lies there."""
+    """Apache's gives 0 as the half message's position in any case; ours gives 0 only for the one at 0."""
     derived = OpenTransactions(timeout_ms=6000)
 
-    def told(topic: str, number: int, position: int, *, prepared: int = 0, body: bytes = b"") -> None:
+    def dispatch_message(topic: str, number: int, position: int, *, prepared: int = 0, body: bytes = b"") -> None:
         batch = batch_of_one(topic=topic, queue_id=0, body=body, prepared_transaction_offset=prepared)
         summary = summarize_record(batch.record(position, number, 1))
         derived.dispatch(summary._replace(body=body) if tells_by_body(summary) else summary)
 
-    told(HALF_TOPIC, 0, 0)
-    told(HALF_TOPIC, 1, 500)
-    told(OP_TOPIC, 0, 1000, prepared=prepared, body=body)
+    dispatch_message(HALF_TOPIC, 0, 0)
+    dispatch_message(HALF_TOPIC, 1, 500)
+    dispatch_message(OP_TOPIC, 0, 1000, prepared=prepared, body=body)
     assert list(derived.halves) == left
 
 
-def test_a_number_that_is_longer_than_any_long_is_none(run_case: Any) -> None:
-    """Python does not read one of more than 4,300 digits, and an error there would end every member's dispatch."""
+def test_an_overlong_check_immunity_time_is_ignored(run_case: Any) -> None:
+    """Python parses no number of more than 4,300 digits, and an error there would end every member's dispatch."""
 
     async def scenario(case: Any) -> None:
         half = await send_half(case, b"x", f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{'9' * 4301}\x02")
@@ -269,16 +269,16 @@ def test_a_number_that_is_longer_than_any_long_is_none(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("start/shutdownProcessorByHa")
-def test_a_slave_asks_nobody(run_case: Any) -> None:
+def test_a_slave_sends_no_checks(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             end = await send_half(case, b"x")
             case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
             case.clock.now_ms += 600_000
             await asyncio.sleep(0.05)
-            assert producer.asked == []
+            assert producer.checks == []
             assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 14
         finally:
             await producer.client.close()
@@ -286,7 +286,7 @@ def test_a_slave_asks_nobody(run_case: Any) -> None:
     run_case(scenario)
 
 
-def test_a_delayed_transaction_is_delayed_when_it_commits(run_case: Any, monkeypatch: Any) -> None:
+def test_the_delay_of_a_transactional_message_starts_at_the_commit(run_case: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.delay.RECHECK_S", 0.005)
 
     async def scenario(case: Any) -> None:
@@ -304,7 +304,7 @@ def test_a_delayed_transaction_is_delayed_when_it_commits(run_case: Any, monkeyp
     run_case(scenario)
 
 
-def test_half_messages_are_bounded(run_case: Any, monkeypatch: Any) -> None:
+def test_the_number_of_open_transactions_is_bounded(run_case: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(transactions_module, "MAX_OPEN_TRANSACTIONS", 1)
 
     async def scenario(case: Any) -> None:
@@ -327,12 +327,12 @@ def test_transactions_can_be_rejected(run_case: Any) -> None:
     run_case(scenario, **{"transactions.reject": "true"})
 
 
-@pytest.mark.mechanism(TRANSACTION_ROW)
-def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
+@pytest.mark.mechanism(TRANSACTION_MECHANISM)
+def test_an_end_of_unknown_outcome_gets_no_reply(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
         asking = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": 0}))
-        assert (await case.ask(28)).code == 0  # sent later over the same connection, answered
+        assert (await case.ask(28)).code == 0  # sent later over the same connection, and answered
         assert not asking.done()
         asking.cancel()
         assert (await case.table())["openTransactions"] == "1"
@@ -341,25 +341,25 @@ def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
 
 
 @pytest.mark.mechanism("Check-back")
-def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any) -> None:
+def test_a_clock_that_is_set_back_does_not_delay_checks(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             case.clock.now_ms += 86_400_000
             await send_half(case, b"from tomorrow")
             await asyncio.sleep(0.03)
-            assert producer.asked == []
+            assert producer.checks == []
             case.clock.now_ms -= 86_400_000
-            await helpers.until(lambda: len(producer.asked) == 1)
+            await helpers.until(lambda: len(producer.checks) == 1)
             case.clock.now_ms += 59_999
             await asyncio.sleep(0.03)
-            assert len(producer.asked) == 1
+            assert len(producer.checks) == 1
             case.clock.now_ms -= 3_600_000
             await asyncio.sleep(0.03)
-            assert len(producer.asked) == 1
+            assert len(producer.checks) == 1
             case.clock.now_ms += 60_000
-            await helpers.until(lambda: len(producer.asked) == 2)
+            await helpers.until(lambda: len(producer.checks) == 2)
         finally:
             await producer.client.close()
 
@@ -367,8 +367,8 @@ def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any
 
 
 @pytest.mark.mechanism("Check-back")
-def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(run_case: Any, helpers: Any) -> None:
-    """No producer was there by then; one that comes later is asked an interval after the clock is right, not a day."""
+def test_a_check_without_a_producer_is_not_postponed_by_a_clock_that_was_ahead(run_case: Any, helpers: Any) -> None:
+    """A producer that registers later is asked an interval after the clock is right again, not a day."""
 
     async def scenario(case: Any) -> None:
         await send_half(case, b"x")
@@ -380,9 +380,9 @@ def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(
         await asyncio.sleep(0.03)
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             case.clock.now_ms += 60_000
-            await helpers.until(lambda: len(producer.asked) == 1)
+            await helpers.until(lambda: len(producer.checks) == 1)
         finally:
             await producer.client.close()
 
@@ -391,7 +391,7 @@ def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(
 
 @pytest.mark.mechanism("Check-back")
 @pytest.mark.parametrize("was_put_off", [False, True])
-def test_a_clock_that_is_ahead_for_a_moment_gives_no_transaction_up(
+def test_no_transaction_is_given_up_while_the_clock_is_briefly_ahead(
     run_case: Any, helpers: Any, was_put_off: bool
 ) -> None:
     async def scenario(case: Any) -> None:
@@ -402,9 +402,9 @@ def test_a_clock_that_is_ahead_for_a_moment_gives_no_transaction_up(
             await helpers.until(lambda: half.is_put_off)
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             case.clock.now_ms += 73 * 3_600_000
-            await helpers.until(lambda: len(producer.asked) == 1)
+            await helpers.until(lambda: len(producer.checks) == 1)
             case.clock.now_ms -= 73 * 3_600_000
             assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 0
         finally:
@@ -414,13 +414,13 @@ def test_a_clock_that_is_ahead_for_a_moment_gives_no_transaction_up(
     run_case(scenario)
 
 
-def test_what_looks_too_old_for_a_while_is_given_up_and_what_does_in_between_is_not() -> None:
+def test_a_half_message_is_too_old_only_after_it_looked_so_for_a_whole_minute() -> None:
     half, old_ms = _Half(0, 1000, 7000), 1000 + transactions_module.MAX_AGE_MS + 1
     looks = [(old_ms, 0.0), (old_ms, 59.9), (old_ms - 1, 60.0), (old_ms, 61.0), (old_ms + 1, 120.9), (old_ms, 121.0)]
     assert [half.is_too_old(*look) for look in looks] == [False, False, False, False, False, True]
 
 
-def test_a_snapshot_keeps_that_a_question_was_put_off() -> None:
+def test_a_snapshot_keeps_whether_a_check_was_postponed() -> None:
     before, after = (OpenTransactions(timeout_ms=6000) for _ in range(2))
     before.halves = {144: _Half(0, 1000, 7000), 839: _Half(1, 2000, 3_602_000, 2, True)}
     after.restore(json.loads(json.dumps(before.snapshot())))
@@ -430,22 +430,22 @@ def test_a_snapshot_keeps_that_a_question_was_put_off() -> None:
 
 
 @pytest.mark.mechanism("Check-back")
-def test_what_is_stored_after_the_clock_was_ahead_is_asked_about_in_time(run_case: Any, helpers: Any) -> None:
-    """Its time in the log is that of the last message before it, a day from now."""
+def test_a_half_message_stored_after_the_clock_was_ahead_is_checked_in_time(run_case: Any, helpers: Any) -> None:
+    """Its store timestamp is that of the message before it, a day ahead."""
 
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
         try:
-            await producer.hello()
+            await producer.register()
             case.clock.now_ms += 86_400_000
             assert (await case.ask(310, {"b": "t", "e": 1}, b"from tomorrow")).code == 0
             case.clock.now_ms -= 86_400_000
             await send_half(case, b"x")
             case.clock.now_ms += 5_999
             await asyncio.sleep(0.03)
-            assert producer.asked == []
+            assert producer.checks == []
             case.clock.now_ms += 1
-            await helpers.until(lambda: len(producer.asked) == 1)
+            await helpers.until(lambda: len(producer.checks) == 1)
         finally:
             await producer.client.close()
 
@@ -455,8 +455,10 @@ def test_what_is_stored_after_the_clock_was_ahead_is_asked_about_in_time(run_cas
 @pytest.mark.mechanism("END reply: 10/11/12-type put statuses count as SUCCESS")
 @pytest.mark.parametrize("status", [10, 11, 12])
 @pytest.mark.parametrize("verdict", [8, 12])
-def test_an_end_that_is_stored_in_part_is_a_success(run_case: Any, helpers: Any, status: int, verdict: int) -> None:
-    """The disk or the slave did not follow in time: the message is there all the same (S1: the slave is down)."""
+def test_an_end_stored_without_timely_flush_or_replication_is_a_success(
+    run_case: Any, helpers: Any, status: int, verdict: int
+) -> None:
+    """The disk or the slave was too slow, but the message is stored (S1: the slave is down)."""
 
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
@@ -476,7 +478,7 @@ def test_an_end_that_is_stored_in_part_is_a_success(run_case: Any, helpers: Any,
     run_case(scenario)
 
 
-def test_an_end_whose_outcome_is_unknown_is_not_put_twice(run_case: Any, helpers: Any) -> None:
+def test_an_end_whose_append_timed_out_is_not_stored_twice(run_case: Any, helpers: Any) -> None:
     """While this node leads, what it appended is in its log and may still be committed."""
 
     async def scenario(case: Any) -> None:
@@ -494,24 +496,24 @@ def test_an_end_whose_outcome_is_unknown_is_not_put_twice(run_case: Any, helpers
     run_case(scenario)
 
 
-@pytest.mark.parametrize("is_told_first", [True, False])
-def test_a_transaction_is_not_given_up_and_ended_both(
-    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, is_told_first: bool
+@pytest.mark.parametrize("is_ended_first", [True, False])
+def test_a_transaction_is_either_ended_or_given_up_never_both(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, is_ended_first: bool
 ) -> None:
-    """Its producer says how it ended when nobody expects that any more, and the log takes its time."""
+    """The producer ends it about when it becomes too old, while the log is slow."""
     monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0)
 
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
         ledger = case.ledger
         ledger.commit_by_hand = True
-        if is_told_first:
+        if is_ended_first:
             ending = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": 12}))
             await helpers.until(lambda: bool(ledger._pending))
         put = len(ledger._pending)
         before = len(ledger.barriers)
         case.clock.now_ms += transactions_module.MAX_AGE_MS + 1
-        if is_told_first:
+        if is_ended_first:
             await helpers.until(lambda: len(ledger.barriers) > before)
             await asyncio.sleep(0.03)
             assert len(ledger._pending) == put, "given up"
@@ -524,12 +526,12 @@ def test_a_transaction_is_not_given_up_and_ended_both(
             await helpers.until(lambda: not case.broker.transactions.halves)
         assert await messages(case) == []
         given_up = await messages(case, "TRANS_CHECK_MAX_TIME_TOPIC", 0)
-        assert [message.body for message in given_up] == ([] if is_told_first else [b"x"])
+        assert [message.body for message in given_up] == ([] if is_ended_first else [b"x"])
 
     run_case(scenario)
 
 
-def test_a_transaction_that_the_log_did_not_take_is_given_up_later(
+def test_giving_up_a_transaction_is_retried_if_the_log_refuses_it(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0)

@@ -1,4 +1,4 @@
-"""Background tasks continue after an unforeseen error, and log it."""
+"""Background tasks log an unexpected error and continue."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from node.broker.transactions import TransactionChecks
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import RemotingClient, RemotingServer
 
-SAID = "met an error of its own"
+LOGGED = "met an error of its own"
 
 
 def once_failing(real: Callable[..., Any]) -> Callable[..., Any]:
-    """As `real`, but for the first call."""
-    failures = iter([RuntimeError("nobody foresaw this")])
+    """`real`, except that the first call raises."""
+    failures = iter([RuntimeError("an unexpected error")])
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for failure in failures:
@@ -34,7 +34,7 @@ def once_failing(real: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_a_delayed_message_is_delivered_after_all(
+def test_a_delayed_message_is_delivered_after_an_unexpected_error(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(delay, "RECHECK_S", 0.005)
@@ -45,13 +45,13 @@ def test_a_delayed_message_is_delivered_after_all(
         assert (await case.ask(310, {"b": "t", "e": 1, "i": "DELAY\x011\x02"}, b"late")).code == 0
         case.clock.now_ms += 1000
         await helpers.until(lambda: case.broker.store.queues.find("t", 1) is not None)
-        assert SAID in caplog.text
+        assert LOGGED in caplog.text
 
     run_case(scenario)
 
 
 @pytest.mark.parametrize("what", ["_check", "barrier"])
-def test_producers_are_asked_after_all(
+def test_producers_are_asked_after_an_unexpected_error(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     monkeypatch.setattr(transactions, "RECHECK_S", 0.005)
@@ -69,14 +69,14 @@ def test_producers_are_asked_after_all(
         half = {"b": "t", "e": 1, "f": 4, "i": "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02"}
         assert (await case.ask(310, half, b"half")).code == 0
         case.clock.now_ms += 6000
-        await helpers.until(lambda: SAID in caplog.text)
+        await helpers.until(lambda: LOGGED in caplog.text)
         case.clock.now_ms += transactions.RETRY_MS
         await helpers.until(lambda: len(asked) == 1)
 
     run_case(scenario)
 
 
-def test_a_lead_that_nobody_confirms_in_time_is_told_with_the_time(
+def test_a_lead_that_is_not_confirmed_in_time_is_logged_with_the_timeout(
     run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(transactions, "BARRIER_TIMEOUT_S", 0.05)
@@ -92,7 +92,7 @@ def test_a_lead_that_nobody_confirms_in_time_is_told_with_the_time(
     run_case(scenario)
 
 
-def test_a_broker_registers_after_all(
+def test_a_broker_registers_after_an_unexpected_error(
     helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("node.broker.registration.RETRY_INTERVAL_S", 0.005)
@@ -107,7 +107,7 @@ def test_a_broker_registers_after_all(
         registrar = NameServerRegistrar(client=client, name_servers=[address], interval_s=60, describe=describe)
         registrar.start()
         await helpers.until(lambda: registrar.registered[address])
-        assert SAID in caplog.text
+        assert LOGGED in caplog.text
         await registrar.stop()
         await client.close()
         await server.stop()
@@ -115,7 +115,7 @@ def test_a_broker_registers_after_all(
     asyncio.run(main())
 
 
-def test_a_slave_copies_the_tables_after_all(
+def test_a_slave_copies_the_tables_after_an_unexpected_error(
     helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slave_sync, "FIRST_AFTER_S", {"fast": 0.0})
@@ -145,13 +145,15 @@ def test_a_slave_copies_the_tables_after_all(
         )
         sync.start()
         await helpers.until(lambda: sync.rounds_total >= 2)
-        assert SAID in caplog.text
+        assert LOGGED in caplog.text
         sync.stop()
 
     asyncio.run(main())
 
 
-def test_a_table_is_written_after_all(tmp_path: Any, helpers: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_is_written_after_an_unexpected_error(
+    tmp_path: Any, helpers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "table.json"
 
     async def main() -> None:
@@ -160,7 +162,7 @@ def test_a_table_is_written_after_all(tmp_path: Any, helpers: Any, caplog: pytes
         file.touch()
         await helpers.until(path.exists)
         assert json.loads(path.read_text())["a"] == 1
-        assert SAID in caplog.text
+        assert LOGGED in caplog.text
         await file.stop()
         assert isinstance(disk, RealDisk)
         disk.close()

@@ -143,9 +143,9 @@ DELAY_MECHANISM = (
 @pytest.mark.mechanism(DELAY_MECHANISM)
 @pytest.mark.parametrize("ledger", LEDGERS)
 @pytest.mark.parametrize("how", ["", "stop", "kill", "power"])
-def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledger: str, how: str) -> None:
-    """Never early by the broker's clock, at most a second late while it serves and has nothing else to do; with a
-    restart in the middle of the sending and three while messages wait, nothing is lost or doubled."""
+def test_delayed_messages_of_all_levels_are_delivered_once_in_order_and_on_time(ledger: str, how: str) -> None:
+    """Never early by the broker's clock, and at most a second late while it is up; with a restart between the sends and
+    three while messages wait, nothing is lost or duplicated."""
 
     async def scenario(stage: Stage) -> None:
         rng = random.Random(4)
@@ -178,15 +178,17 @@ def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledge
             bodies: list[bytes] = []
             for level in LEVELS:
                 waited = await stage.read(client, "SCHEDULE_TOPIC_XXXX", level - 1)
-                came = await stage.read(client, "t", level - 1)
-                assert [message.body for message in came] == [message.body for message in waited], "in order, each once"
-                for before, after in zip(waited, came, strict=True):
+                delivered = await stage.read(client, "t", level - 1)
+                assert [message.body for message in delivered] == [message.body for message in waited], (
+                    "in order, each once"
+                )
+                for before, after in zip(waited, delivered, strict=True):
                     due_ms = before.store_timestamp_ms + DELAY_LEVELS_MS[level - 1]
                     late_ms = after.store_timestamp_ms - due_ms
-                    assert late_ms >= 0, f"level {level} came {-late_ms} ms early"
+                    assert late_ms >= 0, f"level {level} was delivered {-late_ms} ms early"
                     up_ms = max([end for begin, end in stage.down if begin - 1000 <= due_ms <= end], default=due_ms)
-                    assert after.store_timestamp_ms <= up_ms + 1000, f"level {level} came {late_ms} ms late"
-                bodies += [message.body for message in came]
+                    assert after.store_timestamp_ms <= up_ms + 1000, f"level {level} was delivered {late_ms} ms late"
+                bodies += [message.body for message in delivered]
             assert sorted(bodies) == sorted(sent) and len(sent) == 1000
 
         await stage.run(look)
@@ -195,8 +197,8 @@ def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledge
 
 
 @pytest.mark.parametrize("ledger", ["classic", pytest.param("dledger", marks=pytest.mark.long)])
-def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledger: str) -> None:
-    """Every way to end comes right after sends, and again after pauses: the days until all are due pass only once."""
+def test_timer_messages_of_up_to_three_days_are_delivered_once_across_restarts(ledger: str) -> None:
+    """The broker ends in every way after sends, and again after pauses, within one run of three days."""
 
     async def scenario(stage: Stage) -> None:
         rng = random.Random(5)
@@ -221,9 +223,9 @@ def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledg
         await asyncio.sleep(3 * 24 * 3600)
 
         async def look(client: RemotingClient) -> None:
-            came = await stage.read(client, "t", 0)
-            assert sorted(int(message.body) for message in came) == list(range(len(wanted))), "each once"
-            for message in came:
+            delivered = await stage.read(client, "t", 0)
+            assert sorted(int(message.body) for message in delivered) == list(range(len(wanted))), "each once"
+            for message in delivered:
                 due_ms = int(message.properties.get("TIMER_OUT_MS", message.store_timestamp_ms))
                 up_ms = max([end for begin, end in stage.down if begin - 1000 <= due_ms <= end], default=due_ms)
                 assert due_ms <= message.store_timestamp_ms <= up_ms + 1000
@@ -234,19 +236,19 @@ def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledg
 
 
 FATES = ("commit", "rollback", "late commit", "late rollback", "asked", "asked no", "unknown")
-TRANSACTION_ROW = (
+TRANSACTION_MECHANISM = (
     "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
     " commit writes a copy; rollback empties body; unknown → no reply"
 )
 
 
-@pytest.mark.mechanism(TRANSACTION_ROW)
+@pytest.mark.mechanism(TRANSACTION_MECHANISM)
 @pytest.mark.mechanism("Check-back")
 @pytest.mark.parametrize("ledger", LEDGERS)
 @pytest.mark.parametrize("how", WAYS_TO_END)
-def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, how: str) -> None:
-    """Half messages are never seen; what was committed comes once, what was rolled back never; orphans are asked about
-    and follow the answer; those that nobody knows of are given up after fifteen questions."""
+def test_transactions_end_once_with_their_outcome_across_restarts(ledger: str, how: str) -> None:
+    """Half messages are never visible; a committed one is delivered once, a rolled back one never; open ones end as
+    their producer answers a check; those that stay unknown are given up after fifteen checks."""
 
     async def scenario(stage: Stage) -> None:
         rng = random.Random(5)
@@ -326,7 +328,7 @@ def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, h
             given_up = [message.body for message in await stage.read(client, "TRANS_CHECK_MAX_TIME_TOPIC", 0)]
             assert sorted(given_up) == fated("unknown")
             assert set(asked) == set(fated("asked", "asked no", "unknown"))
-            assert all(15 <= asked[body] <= 17 for body in fated("unknown")), "a restart may forget a question or two"
+            assert all(15 <= asked[body] <= 17 for body in fated("unknown")), "a restart may forget a check or two"
             table = json.loads((await stage.ask(client, 28)).body)["table"]
             assert table["openTransactions"] == "0"
 
@@ -337,8 +339,8 @@ def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, h
 
 @pytest.mark.mechanism("Idle connection close (120 s R)")
 @pytest.mark.parametrize("how", ["silent", "heartbeats only"])
-def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
-    """Its connection is closed, its registration cleared and the rest of its group told."""
+def test_a_client_that_is_silent_for_two_minutes_is_disconnected_and_unregistered(how: str) -> None:
+    """Its connection is closed, its registration removed and the rest of its group notified."""
 
     async def scenario(stage: Stage) -> None:
         def beat(client_id: str) -> bytes:
@@ -346,8 +348,8 @@ def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
             return json.dumps({"clientID": client_id, "consumerDataSet": [consumer]}).encode()
 
         async def look(client: RemotingClient) -> None:
-            told: list[float] = []
-            client.register(40, lambda command, connection: told.append(stage.loop.time()))
+            notices_s: list[float] = []
+            client.register(40, lambda command, connection: notices_s.append(stage.loop.time()))
             reader, writer = await asyncio.open_connection("10.0.0.1", 10911)
             began_s = stage.loop.time()
             writer.write(encode(Command.request(34, {}, beat("other"))))
@@ -373,7 +375,7 @@ def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
                 await asyncio.sleep(10)
             await reading
             assert last_s + 119 <= closed_s <= last_s + 131
-            assert len(told) >= 2 and last_s + 119 <= told[-1] - began_s <= last_s + 131
+            assert len(notices_s) >= 2 and last_s + 119 <= notices_s[-1] - began_s <= last_s + 131
             writer.close()
 
         await stage.run(look)
@@ -386,9 +388,9 @@ POP = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 8, "invi
 
 @pytest.mark.parametrize("ledger", LEDGERS)
 @pytest.mark.parametrize("how", WAYS_TO_END)
-def test_a_pop_consumer_gets_everything_across_restarts_and_nothing_that_it_acknowledged(ledger: str, how: str) -> None:
-    """Of what it is given it acknowledges a part and forgets the rest, which comes again in time; after an
-    acknowledgement a message never comes again."""
+def test_popped_messages_are_redelivered_across_restarts_until_acknowledged(ledger: str, how: str) -> None:
+    """The consumer acknowledges some of the messages that it pops; the others are redelivered, and an acknowledged one
+    never."""
     acknowledged: set[bytes] = set()
 
     async def scenario(stage: Stage) -> None:

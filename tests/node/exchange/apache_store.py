@@ -1,4 +1,4 @@
-"""A store as Apache's broker would write it, made here only from the description of its files."""
+"""A store as Apache's broker would write it, made only from the description of its file formats."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class ApacheStore:
     delivered: dict[int, int] = field(default_factory=dict)
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
     open: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Half messages that have not ended, by position: number and real topic."""
+    """Open half messages, by position: number and real topic."""
     at_half: int = 0
-    """Its own consumer offset of half messages."""
+    """The broker's own consumer offset for half messages."""
     clock_ms: int = 1_700_000_000_000
 
     def put(self, topic: str, queue_id: int, body: bytes, text: str = "", **fields: int) -> tuple[int, int]:

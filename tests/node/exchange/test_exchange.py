@@ -43,7 +43,7 @@ def configured(data_dir: Path) -> Any:
 
 
 async def opened(data_dir: Path) -> dict[str, Any]:
-    """What our broker makes of a store: messages by queue, open transactions, delivered delays, offsets, topics."""
+    """What our broker reads from a store: messages by queue, open transactions, delivered delays, offsets, topics."""
     runtime = real_runtime(1)
     broker = BrokerController(configured(data_dir), runtime)
     await broker.start()
@@ -53,7 +53,7 @@ async def opened(data_dir: Path) -> dict[str, Any]:
                 break
             await asyncio.sleep(0.005)
         assert broker.store.is_master and broker.dispatcher.failure is None
-        # Taken in this turn: what waits with a short delay is due at once, for the test's clock lies in the past.
+        # Read within one turn of the loop: messages with a short delay are due at once, as the store's times are past.
         log = broker.ledger.store
         return {
             "queues": {
@@ -109,7 +109,7 @@ def perform(store: ApacheStore, actions: list[Any]) -> None:
 
 
 def open_for_apache(root: Path, halves: dict[int, int]) -> list[int]:
-    """Half messages that Apache's broker would ask about: those from its offset on that no op message names."""
+    """Half messages that Apache's broker would check: those from its offset on that no op message names."""
     table = decode_apache_table((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
     at_half = int(table.get(f"{HALF}@CID_RMQ_SYS_TRANS", {}).get("0", 0))
     at_op = int(table.get(f"{OP}@CID_RMQ_SYS_TRANS", {}).get("0", 0))
@@ -128,14 +128,16 @@ def ops_of(root: Path) -> list[tuple[int, bytes]]:
 
 
 FIRST_OF_ALL = [("half", "t"), ("half", "t"), ("commit", 1)]
-"""Apache's op messages say nothing of the half message's place, which for the log's first message is 0 as well."""
+"""Apache's op messages give 0 for the half message's position, which is also that of the log's first message."""
 
 
 @settings(max_examples=15)
 @example(FIRST_OF_ALL, False, 0)
 @example([("half", "t"), ("half", "t"), ("roll back", 0)], False, 0)
 @given(ACTIONS, st.booleans(), st.sampled_from([0, 5 * SEGMENT_BYTES]))
-def test_everything_comes_through_in_both_directions(actions: list[Any], ahead: bool, begin: int) -> None:
+def test_import_and_export_preserve_messages_transactions_delays_and_offsets(
+    actions: list[Any], ahead: bool, begin: int
+) -> None:
     store = ApacheStore(begin=begin, clock_ms=int(time.time() * 1000))
     perform(store, actions)
     with tempfile.TemporaryDirectory() as name:
@@ -180,7 +182,7 @@ def test_everything_comes_through_in_both_directions(actions: list[Any], ahead: 
             assert first == 0 and own[: len(records)] == records, queue
 
 
-def test_the_layout_of_an_export_is_apaches(tmp_path: Path) -> None:
+def test_an_export_has_the_layout_that_apaches_broker_writes(tmp_path: Path) -> None:
     """Names, sizes and texts as its broker writes them."""
     store = ApacheStore()
     store.put("t", 3, b"first", "TAGS\x01a\x02")
@@ -208,8 +210,8 @@ def test_the_layout_of_an_export_is_apaches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["whole", "damaged", "gone"])
-def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path, checkpoint: str) -> None:
-    """Also where the checkpoint of the queues is no more: then a table says it."""
+def test_queues_whose_messages_have_expired_keep_their_offsets(tmp_path: Path, checkpoint: str) -> None:
+    """Without the checkpoint of the queues, queueEnds.json has them."""
     store = ApacheStore(begin=7 * SEGMENT_BYTES, numbers={("t", 0): 60})
     store.put("t", 0, b"still there")
     store.numbers["t", 1], store.units["t", 1] = 130, [pack_unit(9)] * 30
@@ -233,7 +235,7 @@ def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path
 
 
 def ends_of(root: Path) -> dict[str, int]:
-    """Where the queues of an export end, by their files of 50 units."""
+    """End offsets of an export's queues, from their files of 50 units."""
     ends = {}
     for path in sorted((root / "consumequeue").glob("*/*/*")):
         data = path.read_bytes()
@@ -244,8 +246,8 @@ def ends_of(root: Path) -> dict[str, int]:
     return ends
 
 
-def test_what_a_slave_has_learned_of_queues_since_its_checkpoint_is_exported(tmp_path: Path) -> None:
-    """The table says more of a queue whose end is presumed; of no other, nor where it says less."""
+def test_queue_ends_that_a_slave_learned_since_its_checkpoint_are_exported(tmp_path: Path) -> None:
+    """If a queue's end is only presumed, the higher one counts: the checkpoint's or the table's."""
     store = ApacheStore(begin=7 * SEGMENT_BYTES)
     for queue_id, end in ((1, 130), (2, 70)):
         store.numbers["t", queue_id], store.units["t", queue_id] = end, [pack_unit(9)] * (end % 50)
@@ -266,7 +268,7 @@ def pack_unit(position: int) -> bytes:
     return position.to_bytes(8, "big") + (100).to_bytes(4, "big") + bytes(8)
 
 
-def test_what_a_crash_of_apaches_broker_left_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_record_at_the_end_of_a_crashed_apache_store_is_left_out(tmp_path: Path) -> None:
     store = ApacheStore()
     store.put("t", 0, b"whole")
     whole = len(store.log)
@@ -287,7 +289,7 @@ def test_what_a_crash_of_apaches_broker_left_is_left_out(tmp_path: Path) -> None
         (21, True, "stored at 1700000000147 ms was durable"),
     ],
 )
-def test_what_a_power_cut_took_of_two_files_of_apaches_is_left_out_if_none_of_it_was_durable(
+def test_the_log_behind_a_gap_is_left_out_only_after_a_crash_and_if_none_was_durable(
     tmp_path: Path, durable: int, was_killed: bool, refused: str
 ) -> None:
     store = ApacheStore()
@@ -341,7 +343,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_damaged_is_refused_and_left_alone(tmp_path: Path, what: str) -> None:
+def test_a_damaged_or_unsupported_store_is_refused_and_not_changed(tmp_path: Path, what: str) -> None:
     store = ApacheStore()
     for at in range(120):
         store.put("t", 0, b"x" * 1500, f"KEYS\x01{at}\x02")
@@ -383,8 +385,8 @@ def test_a_damaged_store_of_ours_is_not_exported(tmp_path: Path, spoil: Callable
     assert tree(tmp_path) == before and not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_of_another_store_has_nothing_left_out(tmp_path: Path) -> None:
-    """One of an empty log that was stopped in order, beside a log that is none."""
+def test_a_checkpoint_of_another_store_leaves_nothing_out_of_an_export(tmp_path: Path) -> None:
+    """The checkpoint of an empty log after an orderly stop, with a log that is not empty."""
     data_dir = ours(tmp_path)
     before = export_store(configured(data_dir), tmp_path / "before")
     write("checkpoint", '{"position":0,"isClean":true,"writtenAtMs":0}')(data_dir)
@@ -392,7 +394,7 @@ def test_a_checkpoint_of_another_store_has_nothing_left_out(tmp_path: Path) -> N
     assert tree(tmp_path / "out") == tree(tmp_path / "before")
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_a_target_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     data_dir = ours(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "something").touch()
@@ -402,9 +404,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         import_store(configured(data_dir), tmp_path / "apache")
 
 
-def test_a_command_that_is_interrupted_leaves_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every sync: there is no target; a process that is killed leaves its directory, which the next one refuses."""
-    data_dir, whole = ours(tmp_path), staging._sync
+def test_an_interrupted_export_leaves_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted at each sync. A killed process leaves its `.partial` directory; the next export refuses it."""
+    data_dir, real_sync = ours(tmp_path), staging._sync
     left = 0
 
     def interrupted(path: Path, flags: int) -> None:
@@ -412,7 +414,7 @@ def test_a_command_that_is_interrupted_leaves_no_target(tmp_path: Path, monkeypa
         left -= 1
         if left == 0:
             raise KeyboardInterrupt
-        whole(path, flags)
+        real_sync(path, flags)
 
     monkeypatch.setattr(staging, "_sync", interrupted)
     for syncs in range(1, 100):
@@ -423,7 +425,7 @@ def test_a_command_that_is_interrupted_leaves_no_target(tmp_path: Path, monkeypa
             if not (tmp_path / "out").exists():
                 assert not (tmp_path / "out.partial").exists()
                 continue
-        break  # the last sync is that of the directory above: the target is there by then, and whole
+        break  # the last sync is that of the parent directory: by then the target exists and is complete
     assert syncs > 8 and (tmp_path / "out" / "config" / "topics.json").exists()
 
     (tmp_path / "other.partial").mkdir()
@@ -439,7 +441,9 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
             export_store(configured(data_dir), tmp_path / "out")
 
 
-def test_the_commands_say_what_they_did_or_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_a_summary_or_the_reason_of_a_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours(tmp_path)
     configuration = tmp_path / "broker.toml"
     configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
@@ -458,8 +462,8 @@ def test_the_commands_say_what_they_did_or_why_not(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("gone", ["", "config", "checkpoint"])
-def test_a_broker_does_not_start_on_a_store_of_apaches(tmp_path: Path, gone: str) -> None:
-    """It would cut the zeros behind the last record, and more where it takes that for damaged."""
+def test_a_broker_does_not_start_on_a_store_of_apache_rocketmq(tmp_path: Path, gone: str) -> None:
+    """It would cut the zeros after the last record, and whatever else it took for damage."""
     root = tmp_path / "apache"
     store = ApacheStore()
     store.put("t", 0, b"x")
@@ -480,7 +484,7 @@ def test_a_broker_does_not_start_on_a_store_of_apaches(tmp_path: Path, gone: str
     assert tree(root) == before
 
 
-def test_stores_of_ours_are_none_of_apaches(tmp_path: Path) -> None:
+def test_our_own_stores_are_not_taken_for_apaches(tmp_path: Path) -> None:
     assert mark_of_apache(tmp_path / "nowhere") == "" == mark_of_apache(tmp_path)
     data_dir = ours(tmp_path)
     assert mark_of_apache(tmp_path / "apache") == str(tmp_path / "apache" / "config" / "topics.json")
@@ -494,29 +498,29 @@ def test_stores_of_ours_are_none_of_apaches(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_in_one_line_and_leaves_nothing(
+def test_a_signal_ends_a_command_with_one_line_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     ours(tmp_path)
     configuration = tmp_path / "broker.toml"
     configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
     export = ["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]
-    whole, before = staging._sync, signal.getsignal(number)
+    real_sync, before = staging._sync, signal.getsignal(number)
 
     def hit(path: Path, flags: int) -> None:
         os.kill(os.getpid(), number)
-        whole(path, flags)
+        real_sync(path, flags)
 
     monkeypatch.setattr(staging, "_sync", hit)
     assert main(export) == 254
     assert capsys.readouterr().err == f"node: interrupted; nothing is left of {tmp_path / 'out'}\n"
     assert not list(tmp_path.glob("out*"))
     assert signal.getsignal(number) == before
-    monkeypatch.setattr(staging, "_sync", whole)
+    monkeypatch.setattr(staging, "_sync", real_sync)
     assert main(export) == 0
 
 
-def test_a_full_disk_is_named_by_the_target(
+def test_a_full_disk_is_reported_with_the_target_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours(tmp_path)
@@ -533,15 +537,15 @@ def test_a_full_disk_is_named_by_the_target(
     assert capsys.readouterr().err == "node: --to: the path is empty\n"
 
 
-def test_a_store_that_was_moved_is_no_failure_where_nobody_reads_what_it_holds(tmp_path: Path) -> None:
+def test_an_export_succeeds_although_its_output_pipe_is_closed(tmp_path: Path) -> None:
     ours(tmp_path)
     configuration = tmp_path / "broker.toml"
     configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
     reading, writing = os.pipe()
     os.close(reading)
-    words = ["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]
+    arguments = ["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]
     done = subprocess.run(
-        [sys.executable, "-m", "node", *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-m", "node", *arguments], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
@@ -552,7 +556,9 @@ def test_a_store_that_was_moved_is_no_failure_where_nobody_reads_what_it_holds(t
     st.dictionaries(st.text(min_size=1), st.dictionaries(st.integers(-5, 1 << 40), st.integers(0, 1 << 60))),
     st.dictionaries(st.text(), st.text()),
 )
-def test_tables_with_integers_as_keys(offsets: dict[str, dict[int, int]], others: dict[str, str]) -> None:
+def test_integer_keys_of_tables_are_written_without_quotes_and_read_back(
+    offsets: dict[str, dict[int, int]], others: dict[str, str]
+) -> None:
     table = {"offsetTable": {f"{name}@g": queues for name, queues in offsets.items()}, "others": others}
     text = encode_apache_table(table)
     assert decode_apache_table(text) == json.loads(json.dumps(table))
@@ -561,7 +567,7 @@ def test_tables_with_integers_as_keys(offsets: dict[str, dict[int, int]], others
             assert f'"{queue_id}":' not in text or str(queue_id) in others
 
 
-def test_a_message_that_skips_a_number_is_named(tmp_path: Path) -> None:
+def test_a_message_that_is_not_the_next_of_its_queue_is_refused_and_named(tmp_path: Path) -> None:
     store = ApacheStore()
     store.put("t", 0, b"first")
     store.numbers["t", 0] = 0
@@ -572,17 +578,17 @@ def test_a_message_that_skips_a_number_is_named(tmp_path: Path) -> None:
 
 
 TIMED = "TIMER_OUT_MS\x019\x02REAL_TOPIC\x01t\x02REAL_QID\x010\x02"
-IN_HAND = b'{"so":0,"pt":5,"it":9,"bm":0,"n":2,"q":0,"t":"t","c":"g","d":[0,1]}'
+POP_CHECKPOINT = b'{"so":0,"pt":5,"it":9,"bm":0,"n":2,"q":0,"t":"t","c":"g","d":[0,1]}'
 
 
 @pytest.mark.parametrize(
     ("topic", "body", "properties", "reason"),
     [
         ("rmq_sys_wheel_timer", b"later", TIMED, "1 timer messages wait"),
-        ("rmq_sys_REVIVE_LOG_c", IN_HAND, "TAGS\x01ck\x02", "have 2 messages in hand"),
+        ("rmq_sys_REVIVE_LOG_c", POP_CHECKPOINT, "TAGS\x01ck\x02", "have 2 messages in hand"),
     ],
 )
-def test_what_rocketmq_4_would_never_deliver_is_refused(
+def test_a_store_with_messages_that_rocketmq_4_would_never_deliver_is_refused(
     tmp_path: Path, topic: str, body: bytes, properties: str, reason: str
 ) -> None:
     store = ApacheStore()

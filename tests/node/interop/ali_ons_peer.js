@@ -1,6 +1,6 @@
 'use strict';
-// A peer for the tests: the npm package ali-ons, unmodified, told by one JSON argument what to do.
-// Prints one JSON object a line; ends when it has done its part, or when its standard input is closed.
+// A peer for the tests: the npm package ali-ons, unmodified; one JSON argument describes its task.
+// Prints one JSON object a line; exits when its task is done, or when its standard input is closed.
 
 const { Consumer, Producer, Message } = require('ali-ons');
 

@@ -41,11 +41,11 @@ def run_peer() -> Callable[..., Awaitable[list[dict[str, Any]]]]:
 
 @pytest.fixture(scope="session")
 def ali_ons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The peer's script beside an installed, unmodified ali-ons."""
+    """The peer's script next to an installed, unmodified ali-ons."""
     directory = tmp_path_factory.mktemp("ali-ons")
     (directory / "package.json").write_text('{"name": "peer", "version": "1.0.0", "private": true}')
     npm = shutil.which("npm")
-    assert npm is not None, "the mark lets no test get here without npm"
+    assert npm is not None, "tests that need npm are skipped without it"
     command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", f"ali-ons@{ALI_ONS_VERSION}"]
     installed = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=150, check=False)
     if installed.returncode != 0:
@@ -63,7 +63,7 @@ def java_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
         if version not in known:
             directory = tmp_path_factory.mktemp("rocketmq")
             maven = shutil.which("mvn")
-            assert maven is not None, "the mark lets no test get here without Maven"
+            assert maven is not None, "tests that need Maven are skipped without it"
             command = [
                 maven, "-B", "-q", "-f", str(Path(__file__).with_name("java") / "pom.xml"),
                 "dependency:copy-dependencies", f"-Drocketmq.version={version}", f"-DoutputDirectory={directory}",
@@ -73,8 +73,8 @@ def java_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
             except subprocess.TimeoutExpired:
                 pytest.skip(f"Maven did not fetch rocketmq-tools {version} in time")
             if fetched.returncode != 0:
-                said = (fetched.stdout + fetched.stderr).strip()
-                pytest.skip(f"Maven cannot fetch rocketmq-tools {version}: {said[-200:]}")
+                output = (fetched.stdout + fetched.stderr).strip()
+                pytest.skip(f"Maven cannot fetch rocketmq-tools {version}: {output[-200:]}")
             known[version] = f"{directory}/*"
         return known[version]
 

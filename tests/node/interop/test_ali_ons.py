@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None or shutil.which("node") is None, reason="needs Node.js and npm"),
 ]
 MESSAGES = int(os.environ.get("SPLITBRAIN_INTEROP_MESSAGES", "2000"))
-"""Each way; the bar is 10,000, which takes a few seconds more."""
+"""In each direction; 10,000 are required, which takes a few seconds more."""
 
 
 def body_of(number: int) -> bytes:
@@ -55,7 +55,7 @@ class Peer:
 
 @asynccontextmanager
 async def peer(script: Path, **task: Any) -> AsyncIterator[Peer]:
-    """ali-ons with a task; on leaving it is asked to end, and must."""
+    """Run ali-ons with a task; it must exit when the block ends."""
     process = await asyncio.create_subprocess_exec(
         "node", str(script), json.dumps(task), cwd=script.parent, stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, limit=1 << 20,
@@ -80,7 +80,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_what_ali_ons_sends_is_what_we_receive(serving: Any, wait_until: Any, ali_ons: Path) -> None:
+def test_our_consumer_receives_what_ali_ons_sends(serving: Any, wait_until: Any, ali_ons: Path) -> None:
     async def scenario() -> None:
         received: dict[int, Any] = {}
 
@@ -104,7 +104,7 @@ def test_what_ali_ons_sends_is_what_we_receive(serving: Any, wait_until: Any, al
     run(scenario)
 
 
-def test_what_we_send_is_what_ali_ons_receives(serving: Any, wait_until: Any, ali_ons: Path) -> None:
+def test_ali_ons_receives_what_our_producer_sends(serving: Any, wait_until: Any, ali_ons: Path) -> None:
     """Singly, in batches, and compressed."""
 
     async def scenario() -> None:
@@ -135,8 +135,8 @@ def test_what_we_send_is_what_ali_ons_receives(serving: Any, wait_until: Any, al
     run(scenario)
 
 
-def test_ali_ons_filters_by_tag_and_gives_a_message_back(serving: Any, wait_until: Any, ali_ons: Path) -> None:
-    """A handler that throws gives its message back (code 36); it comes again after the third delay level, 10 s."""
+def test_ali_ons_filters_by_tag_and_retries_a_failed_message(serving: Any, wait_until: Any, ali_ons: Path) -> None:
+    """A handler that throws sends its message back (code 36): redelivered after delay level 3, 10 s."""
 
     async def scenario() -> None:
         async with serving({"orders": 4}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -176,7 +176,7 @@ groups = { theirs = "SUB" }
 """
 
 
-def test_signatures_of_ali_ons_are_ours(serving: Any, wait_until: Any, ali_ons: Path) -> None:
+def test_access_control_accepts_valid_signatures_of_ali_ons_only(serving: Any, wait_until: Any, ali_ons: Path) -> None:
     async def scenario() -> None:
         operator = Credentials(access_key="operator", secret_key="operator-secret")
         service = Credentials(access_key="service", secret_key="service-secret")

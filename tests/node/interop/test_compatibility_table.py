@@ -28,11 +28,11 @@ def test_every_difference_has_a_reason_and_is_on_the_page(tmp_path: Path, guest:
     assert not unexplained, json.dumps(unexplained, indent=1)
     section = PAGE.read_text(encoding="utf-8").partition(f"## {guest}\n")[2].partition("\n## ")[0]
     cells = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
-    told = [(call.strip("| `"), ours == "the same") for call, _, ours, *_ in cells]
-    assert told == [(row.call, not (row.apache or row.ours)) for row in rows]
+    listed = [(call.strip("| `"), ours == "the same") for call, _, ours, *_ in cells]
+    assert listed == [(row.call, not (row.apache or row.ours)) for row in rows]
 
 
-def test_a_difference_without_a_reason_is_seen() -> None:
+def test_unexplained_lists_only_the_differences_without_a_reason() -> None:
     row = Row("mqadmin 4.9.8", "getConsumerConfig -g readers", (), ("retryMaxTimes = 3",), ("retryMaxTimes = 16",))
     assert row.unexplained() == ["retryMaxTimes = 3", "retryMaxTimes = 16"]
     half = Row("mqadmin 4.9.8", "topicRoute -t x", (), ("CODE: 17 DESC: No topic route",), ("CODE: 1 DESC: no",))
@@ -43,7 +43,7 @@ def test_the_page_names_every_command_that_is_not_run() -> None:
     assert all(f"`{name}` ({reason})" in PAGE.read_text(encoding="utf-8") for name, reason in NOT_RUN.items())
 
 
-def test_guests_that_are_not_run_keep_their_part_of_the_page() -> None:
+def test_guests_that_are_not_run_keep_their_section_of_the_page() -> None:
     first = Row("mqadmin 4.9.8", "topicList", ("tooled",), (), ())
     second = Row("Go client 2.1.2", "send", (), ("sync: true",), ("sync: false",))
     page = render([second], old=render([first]))

@@ -28,7 +28,9 @@ EXPECTED = {
 }
 
 
-def test_what_applications_do_with_it(serving: Any, run_peer: Any, go_client: Path, tmp_path: Path) -> None:
+def test_the_go_client_works_as_applications_use_it(
+    serving: Any, run_peer: Any, go_client: Path, tmp_path: Path
+) -> None:
     async def scenario() -> list[dict[str, Any]]:
         async with serving(TOPICS, extra=QUICK_CHECKS) as served:
             peer: list[dict[str, Any]] = await run_peer(

@@ -31,7 +31,7 @@ EVERY_PAIR = os.environ.get("SPLITBRAIN_INTEROP") == "all"
 
 
 def java(source: Path, class_path: str, *arguments: str, serializer: str = "JSON") -> list[str]:
-    """The command of a peer. Java compiles its one file on the way."""
+    """The command that compiles and runs a peer of one file."""
     return [
         "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Drocketmq.serialize.type={serializer}",
         f"-Duser.home={source.parent}", f"-Djava.io.tmpdir={source.parent}", "-cp", class_path, str(source), *arguments,
@@ -70,7 +70,7 @@ EXPECTED_STEPS: dict[str, Any] = {
 
 
 def assert_like(found: Any, expected: Any, where: str) -> None:
-    """Equal, but for what may be anything."""
+    """Equal, except that ANY matches everything but None."""
     if expected is ANY:
         assert found is not None, where
     elif isinstance(expected, dict):
@@ -86,7 +86,7 @@ def assert_like(found: Any, expected: Any, where: str) -> None:
     [(version, serializer) for version in ("4.9.8", "5.3.1") for serializer in ("JSON", "ROCKETMQ") if EVERY_PAIR]
     or [("4.9.8", "JSON"), pytest.param("5.3.1", "ROCKETMQ", marks=pytest.mark.long)],
 )
-def test_what_applications_do_with_it(
+def test_the_java_client_works_as_applications_use_it(
     serving: Any, run_peer: Any, java_client: Callable[[str], str], tmp_path: Path, version: str, serializer: str
 ) -> None:
     class_path = java_client(version)
@@ -116,14 +116,14 @@ QUEUES = [f"tooled/broker-a/{queue_id}" for queue_id in range(3)]
 ROW_OF_READ_QUEUE = {"brokerOffset": 5, "consumerOffset": 5, "lastTimestamp": ANY}
 NEW_TOPICS = ["made", "seed", "tooled"]
 NAMED_TOPICS = ["broker-a", "splitbrain", "splitbrain_REPLY_TOPIC"]
-"""After the broker, its cluster, and for the replies there."""
+"""Named after the broker and the cluster; the last is the cluster's reply topic."""
 EVERY_TOPIC = sorted(["TBW102", "TRANS_CHECK_MAX_TIME_TOPIC", *NAMED_TOPICS, *NEW_TOPICS])
 NOT_OFFERED = {
     "cleanExpiredConsumerQueueByAddr": 306, "deleteExpiredCommitLogByAddr": 329,
     "cleanUnusedTopicByAddr": 316, "viewBrokerStatsData": 315, "examineBrokerClusterAclVersionInfo": 52,
 }  # fmt: skip
-"""What this broker answers with REQUEST_CODE_NOT_SUPPORTED: nothing has to be cleaned by hand, figures are told by code
-28 and the Prometheus endpoint, and accounts stand in its configuration."""
+"""Calls refused with REQUEST_CODE_NOT_SUPPORTED: nothing needs manual cleaning, code 28 and the Prometheus endpoint
+give the figures, and accounts are in the configuration."""
 CALLS: dict[str, Any] = {
     "createAndUpdateTopicConfig": "done",
     "updateBrokerConfig": "done",
@@ -184,13 +184,13 @@ CALLS: dict[str, Any] = {
     "deleteSubscriptionGroup": "done",
     "deleteTopicInBroker": "done",
     "deleteTopicInNameServer": "done",
-    "resumeCheckHalfMessage": False,  # that message is none of an open transaction
+    "resumeCheckHalfMessage": False,  # the message belongs to no open transaction
 }  # fmt: skip
-"""Each call of DefaultMQAdminExt and what it returns. Those that return more are looked at below."""
+"""Each call of DefaultMQAdminExt and what it returns. Longer results are checked in the test."""
 
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"] if EVERY_PAIR else ["JSON"])
-def test_every_question_of_its_tools_is_answered(
+def test_every_call_of_the_admin_tools_succeeds_or_is_refused_as_unsupported(
     serving: Any, run_peer: Any, java_client: Callable[[str], str], tmp_path: Path, serializer: str
 ) -> None:
     class_path = java_client("4.9.8")
@@ -217,14 +217,14 @@ def test_every_question_of_its_tools_is_answered(
     (queues,) = route["queueDatas"]
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (3, 2, 6)
     assert results["examineBrokerClusterInfo"]["clusterAddrTable"] == {"splitbrain": ["broker-a"]}
-    here = results["examineConsumerConnectionInfo"]
-    assert (here["consumeType"], here["messageModel"], here["consumeFromWhere"]) == (
+    connections = results["examineConsumerConnectionInfo"]
+    assert (connections["consumeType"], connections["messageModel"], connections["consumeFromWhere"]) == (
         "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET"
     )  # fmt: skip
-    (consumer,) = here["connectionSet"]
+    (consumer,) = connections["connectionSet"]
     assert consumer["language"] == "JAVA" and consumer["clientId"].endswith("@reading")
-    assert here["subscriptionTable"].keys() == {"tooled", "%RETRY%readers"}
-    assert results["examineConsumerConnectionInfo at a broker"] == here
+    assert connections["subscriptionTable"].keys() == {"tooled", "%RETRY%readers"}
+    assert results["examineConsumerConnectionInfo at a broker"] == connections
     (producer,) = results["examineProducerConnectionInfo"]["connectionSet"]
     assert producer["clientId"].endswith("@writing")
     assert results["getAllProducerInfo"]["writers"][0]["clientId"] == producer["clientId"]

@@ -28,7 +28,7 @@ Ask = Callable[[str, Mapping[str, str]], str]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    """What RocketMQ's filter says of an expression and properties."""
+    """Evaluates an expression for a message's properties with RocketMQ's own filter module."""
     try:
         class_path = apache_classpath()
     except OperatorError as error:
@@ -103,7 +103,7 @@ PROPERTIES = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS, PROPERTIES)
-def test_what_it_reads_whole_is_read_here_with_the_same_answer(
+def test_an_expression_that_rocketmq_parses_completely_has_the_same_result_here(
     ask: Ask, expression: str, properties: dict[str, str]
 ) -> None:
     assert ours(expression, properties) == ask(expression, properties)
@@ -112,14 +112,14 @@ def test_what_it_reads_whole_is_read_here_with_the_same_answer(
 @pytest.mark.parametrize(
     "expression", ["a > 5 + 1", "a - 1 = 4", "a + 1 > 5", "a = 5 (b = 3)", "a = 5)", "a = 5 b", "a = 01"]
 )
-def test_what_it_reads_in_part_is_refused(ask: Ask, expression: str) -> None:
-    """Its parser stops where its grammar does, and says nothing of the rest."""
+def test_an_expression_that_rocketmq_parses_only_in_part_is_refused_here(ask: Ask, expression: str) -> None:
+    """RocketMQ's parser ignores whatever follows the part that its grammar matches."""
     assert ask(expression, {"a": "5"}) in ("true", "false")
     assert ours(expression, {"a": "5"}) == "refused"
 
 
 @pytest.mark.parametrize("expression", ["a * 2 = 4", "a / 2 = 1", "a % 2 = 1", "a =", "-5", "a = NULL", "NULL > a"])
-def test_what_neither_reads(ask: Ask, expression: str) -> None:
+def test_an_expression_that_neither_parses_is_refused_by_both(ask: Ask, expression: str) -> None:
     assert ask(expression, {"a": "5"}) == ours(expression, {"a": "5"}) == "refused"
 
 
@@ -142,7 +142,7 @@ def test_what_neither_reads(ask: Ask, expression: str) -> None:
         ("a < 'b'", {"a": "a"}, "refused", "true"),
     ],
 )
-def test_differences_that_are_wanted(
+def test_intended_differences_from_rocketmq(
     ask: Ask, expression: str, properties: dict[str, str], theirs: str, wanted: str
 ) -> None:
     assert (ask(expression, properties), ours(expression, properties)) == (theirs, wanted)

@@ -32,14 +32,14 @@ def apache() -> str:
 
 
 @pytest.mark.parametrize("move", [store_exchange.to_apache, store_exchange.from_apache])
-def test_messages_of_every_kind_come_through(move: Any, tmp_path: Path) -> None:
-    """Every queue gives the same records, every key finds the same, an open transaction can be ended there."""
+def test_messages_of_every_kind_are_the_same_after_a_move_between_stores(move: Any, tmp_path: Path) -> None:
+    """Every queue has the same records, every key finds the same messages, an open transaction can still be ended."""
     figures = move(tmp_path, 2000)
     assert figures["messages"] > 1900 and figures["queues"] == store_exchange.QUEUES + 4
     assert any("16 transactions are open" in line for line in figures["said"])
 
 
-def test_a_difference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_difference_between_two_stores_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = store_exchange.Census({"t/0": (1, "a")}, {"t/0": 1, "h/0": 2}, {"0": 5}, {"key": ["x"]})
     assert store_exchange.differences(seen, seen) == []
     for changed in (
@@ -57,13 +57,13 @@ def test_apaches_store_finds_what_ours_finds_after_power_cuts(flush_mode: str) -
     assert figures["acknowledged"] > 100 if flush_mode == "sync" else figures["lost_unsynced_bytes"] > 0
 
 
-def test_apaches_store_notices_a_lost_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shown an image whose last bytes are gone."""
-    whole = _store_power_cuts.pad
+def test_the_power_cut_check_fails_when_apaches_store_lacks_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its image lacks the last 200 bytes."""
+    real_pad = _store_power_cuts.pad
 
     def cut(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int, durable_ms: int) -> None:
         last = max(files)
-        whole({**files, last: files[last][:-200]}, target, segment_size_bytes=segment_size_bytes, durable_ms=0)
+        real_pad({**files, last: files[last][:-200]}, target, segment_size_bytes=segment_size_bytes, durable_ms=0)
 
     monkeypatch.setattr(_store_power_cuts, "pad", cut)
     with pytest.raises(AssertionError, match="cut0: Apache finds"):

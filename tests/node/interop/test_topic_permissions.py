@@ -1,4 +1,4 @@
-"""What a topic without read or write permission refuses, asked of Apache's broker and of ours."""
+"""Which requests a topic without read or write permission refuses, on Apache's broker and on ours."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PERMISSIONS = (0, 1, 2, 4, 6, 7)
 ONE = (23).to_bytes(4, "big") + bytes(12) + (1).to_bytes(4, "big") + b"x" + bytes(2)
 """A batch of one message."""
 NOTHING_FOUND = (19, 22)
-"""Answers to a question that is allowed; messages of a moment ago may not be dispatched yet."""
+"""Replies to an allowed request; messages sent a moment ago may not be dispatched yet."""
 
 
-class _Asker:
+class _TopicClient:
     def __init__(self, client: RemotingClient, address: str, permission: int) -> None:
         self.client, self.address, self.permission = client, address, permission
         self.topic = f"permission{permission}"
@@ -51,12 +51,12 @@ class _Asker:
         fields |= {"perm": permission, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
         await self.ask(name, 17, fields)
 
-    async def back(self, name: str, group: str, position: int) -> None:
+    async def send_back(self, name: str, group: str, position: int) -> None:
         fields = {"offset": position, "group": group, "delayLevel": 0, "originTopic": self.topic, "originMsgId": "x"}
         await self.ask(name, 36, fields | {"maxReconsumeTimes": 16})
 
     async def run(self) -> dict[str, int]:
-        """Everything that a client may want of the topic, and of a retry topic with the same permission."""
+        """Make every kind of request to the topic, and to a retry topic with the same permission."""
         await self.make("make", self.topic, 6)
         position = int((await self.send("before")).ext_fields["msgId"][16:], 16)
         await self.make("change", self.topic, self.permission)
@@ -76,14 +76,14 @@ class _Asker:
         times = {"maxNum": 3, "beginTimestamp": 0, "endTimestamp": 1 << 60}
         await self.ask("key", 12, {"topic": self.topic, "key": "x", **times})
         await self.ask("offset", 15, {"consumerGroup": "g", **place, "commitOffset": 0})
-        await self.back("back", f"own{self.permission}", position)
+        await self.send_back("back", f"own{self.permission}", position)
         group = f"retried{self.permission}"
         settings = {"groupName": group, "consumeEnable": True, "consumeFromMinEnable": True, "retryQueueNums": 1}
         settings |= {"consumeBroadcastEnable": True, "retryMaxTimes": 16, "brokerId": 0}
         settings |= {"whichBrokerWhenConsumeSlowly": 1, "notifyConsumerIdsChangedEnable": True}
         await self.ask("group", 200, {}, json.dumps(settings).encode())
         await self.make("retry topic", f"%RETRY%{group}", self.permission)
-        await self.back("back to retry topic", group, position)
+        await self.send_back("back to retry topic", group, position)
         await self.send("send to retry topic", topic=f"%RETRY%{group}", j=1)
         return self.answers
 
@@ -91,12 +91,12 @@ class _Asker:
 async def _answers(address: str) -> dict[int, dict[str, int]]:
     client = RemotingClient()
     try:
-        return {permission: await _Asker(client, address, permission).run() for permission in PERMISSIONS}
+        return {permission: await _TopicClient(client, address, permission).run() for permission in PERMISSIONS}
     finally:
         await client.close()
 
 
-def test_both_refuse_the_same(tmp_path: Path) -> None:
+def test_topic_permissions_refuse_the_same_requests_as_on_apaches_broker(tmp_path: Path) -> None:
     try:
         apache_classpath()
     except OperatorError as error:
@@ -105,11 +105,11 @@ def test_both_refuse_the_same(tmp_path: Path) -> None:
         ours = asyncio.run(_answers(address))
     with serve_apache(tmp_path / "apache", tmp_path / "work") as broker:
         theirs = asyncio.run(_answers(broker.address))
-        broker.process.kill()  # an orderly end takes it six seconds, and nobody needs the store
+        broker.process.kill()  # an orderly shutdown takes six seconds, and the store is not needed
     assert ours == theirs
-    refused = {permission: {name for name, code in told.items() if code} for permission, told in ours.items()}
+    refused = {permission: {name for name, code in codes.items() if code} for permission, codes in ours.items()}
     no_reading, no_writing = {"pull"}, {"back to retry topic"}
     assert refused == {
         0: no_reading | no_writing, 1: no_reading | no_writing, 2: no_reading, 4: no_writing, 6: set(), 7: set()
     }  # fmt: skip
-    assert {code for told in ours.values() for code in told.values()} == {0, 16}
+    assert {code for codes in ours.values() for code in codes.values()} == {0, 16}

@@ -1,4 +1,4 @@
-"""Every mutant applies: what it replaces exists, in one node only, and nothing else changes."""
+"""Every mutant applies: the parts that it replaces exist, and only the chosen node changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ n3 = "127.0.0.3:2"
 
 
 def parts_of(broker: BrokerController) -> Iterator[Any]:
-    """Everything of a broker that mutants change."""
+    """The parts of a broker that mutants change."""
     ledger: Any = broker.ledger
     if isinstance(ledger, HaLedger):
         yield from (ledger.log, ledger.service, ledger.client, ledger.service and ledger.service.log)
@@ -62,14 +62,14 @@ def make_broker(directory: Path, role: str | None = None) -> BrokerController:
 
 
 def role_for(name: str) -> str | None:
-    """Who of classic HA has a mutant; None: a member of a DLedger group."""
+    """The role in classic HA that a mutant is for; None for a member of a DLedger group."""
     if not name.startswith("ha-"):
         return None
     return "SYNC_MASTER" if name in ("ha-ack-when-sent", "ha-send-before-sync") else "SLAVE"
 
 
 @pytest.mark.parametrize("name", sorted(set(MUTANTS) - CLIENT_MUTANTS))
-def test_a_mutant_changes_the_one_node_that_it_is_put_into(name: str, tmp_path: Path) -> None:
+def test_a_mutant_changes_only_the_broker_that_it_is_applied_to(name: str, tmp_path: Path) -> None:
     role = role_for(name)
 
     async def changed() -> tuple[list[str], list[str]]:
@@ -88,7 +88,7 @@ def test_a_mutant_changes_the_one_node_that_it_is_put_into(name: str, tmp_path: 
     assert mutated and not other
 
 
-def test_a_mutant_of_classic_ha_is_for_classic_ha(tmp_path: Path) -> None:
+def test_a_mutant_is_refused_by_a_broker_with_the_other_kind_of_log(tmp_path: Path) -> None:
     async def refused() -> None:
         with pytest.raises(ValueError, match="ha-ack-when-sent needs classic HA"):
             mutate_broker("ha-ack-when-sent", make_broker(tmp_path / "a"))
@@ -98,7 +98,7 @@ def test_a_mutant_of_classic_ha_is_for_classic_ha(tmp_path: Path) -> None:
     asyncio.run(refused())
 
 
-def test_without_a_mutant_nothing_changes(tmp_path: Path) -> None:
+def test_no_mutant_and_client_mutants_leave_a_broker_unchanged(tmp_path: Path) -> None:
     async def kinds() -> tuple[list[type], list[type]]:
         plain, none = make_broker(tmp_path / "a"), make_broker(tmp_path / "b")
         for name in (NO_MUTANT, *CLIENT_MUTANTS):
@@ -109,7 +109,7 @@ def test_without_a_mutant_nothing_changes(tmp_path: Path) -> None:
     assert plain == none
 
 
-def test_the_client_mutant_is_in_clients_only() -> None:
+def test_only_client_mutants_change_a_client() -> None:
     async def kinds() -> list[type]:
         found = []
         for name in (NO_MUTANT, "ack-before-quorum", *CLIENT_MUTANTS):
@@ -124,14 +124,14 @@ def test_the_client_mutant_is_in_clients_only() -> None:
     assert of_client is not BrokerClient and issubclass(of_client, BrokerClient)
 
 
-def test_an_unknown_name_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_mutant_is_refused_with_a_list_of_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_broker_config(config_text(tmp_path, 'mutant = "ack-before-lunch"'))
     text = str(caught.value)
     assert "ack-before-lunch" in text and all(name in text for name in MUTANTS)
 
 
-def test_what_is_not_there_cannot_be_replaced() -> None:
+def test_replace_needs_an_existing_attribute_and_changes_one_object_only() -> None:
     class Part:
         def decide(self) -> bool:
             return True
@@ -143,7 +143,7 @@ def test_what_is_not_there_cannot_be_replaced() -> None:
     assert part.decide() is False and Part().decide() is True
 
 
-def test_every_mutant_is_put_into_a_part_for_which_it_is_said_where_it_matters() -> None:
+def test_every_mutated_part_has_search_grounds_and_every_ground_is_used() -> None:
     assert {part_of(name) for name in MUTANTS} == MATTERS.keys()
     assert {ground for grounds in MATTERS.values() for ground in grounds} == GROUNDS.keys()
 

@@ -1,4 +1,4 @@
-"""A runtime whose clock is set by hand and whose disk is a dictionary."""
+"""A runtime with a manual clock and a disk that is a dictionary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from node.runtime import DiskUsage, File, Runtime
 
 
 @dataclass
-class HandClock:
+class ManualClock:
     now_ns: int = 0
 
     def wall_ms(self) -> int:
@@ -28,10 +28,10 @@ class HandClock:
 class MemoryDisk:
     files: dict[str, bytes] = field(default_factory=dict)
     synced: list[str] = field(default_factory=list)
-    """Directories, in the order of their syncs."""
+    """Directories that were synced, in order."""
 
     def open(self, path: str) -> File:
-        raise OSError(f"no handles here: {path}")
+        raise OSError(f"this disk opens no files: {path}")
 
     def exists(self, path: str) -> bool:
         return path in self.files
@@ -59,8 +59,8 @@ class MemoryDisk:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -69,5 +69,5 @@ def disk() -> MemoryDisk:
 
 
 @pytest.fixture
-def runtime(clock: HandClock, disk: MemoryDisk) -> Runtime:
+def runtime(clock: ManualClock, disk: MemoryDisk) -> Runtime:
     return Runtime(clock=clock, disk=disk, random=random.Random(1))

@@ -1,4 +1,4 @@
-"""Brokers that register, fall silent and come back, at several name servers, in virtual time."""
+"""Brokers that register, fall silent and return, at several name servers, in virtual time."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class World:
         self.broker.start(self._broker)
 
     def routes(self) -> list[bool]:
-        """Whether each name server knows where the topic is."""
+        """Whether each name server has a route for the topic."""
         return [server.routes.route("t") is not None for server in self.servers]
 
     async def wait_for(self, routes: list[bool], *, within_s: float) -> float:
-        """How long it takes until the name servers say so."""
+        """Wait until `self.routes()` is `routes`; returns the seconds that took."""
         began_s = self.loop.time()
         while self.routes() != routes:
             assert self.loop.time() - began_s < within_s, self.routes()
@@ -82,40 +82,40 @@ def in_world(scenario: Callable[[World], Awaitable[Any]]) -> None:
     run_simulated(main(), seed=3)
 
 
-ROW = "NS registration at 10 s then every 30 s; 120 s expiry scanned every 10 s (R)"
+EXPIRY_MECHANISM = "NS registration at 10 s then every 30 s; 120 s expiry scanned every 10 s (R)"
 
 
-@pytest.mark.mechanism(ROW)
-def test_a_broker_registers_everywhere_every_thirty_seconds() -> None:
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_a_broker_registers_at_every_name_server_every_30_seconds() -> None:
     async def scenario(world: World) -> None:
         world.start_broker()
         assert await world.wait_for([True, True], within_s=10) < 10
         for server in world.servers:
             (live,) = server.routes._live.values()
             assert live.broker_id == 0
-        moments: list[list[int]] = [[], []]
+        registrations_ns: list[list[int]] = [[], []]
         for _ in range(200):
-            for seen, server in zip(moments, world.servers, strict=True):
+            for seen, server in zip(registrations_ns, world.servers, strict=True):
                 (live,) = server.routes._live.values()
                 if live.updated_ns not in seen:
                     seen.append(live.updated_ns)
             await asyncio.sleep(1)
-        for seen in moments:
+        for seen in registrations_ns:
             intervals = [(after - before) / 1e9 for before, after in pairwise(seen)]
             assert len(intervals) in (6, 7) and intervals == pytest.approx([30.0] * len(intervals), abs=0.1)
 
     in_world(scenario)
 
 
-@pytest.mark.mechanism(ROW)
-def test_a_silent_broker_is_forgotten_after_two_minutes_and_found_again() -> None:
-    """SIGSTOP: its connections stay open, so only its silence tells."""
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_a_silent_broker_expires_after_two_minutes_and_returns_when_it_resumes() -> None:
+    """SIGSTOP keeps its connections open: only the missing registrations show that it is down."""
 
     async def scenario(world: World) -> None:
         world.start_broker()
         await world.wait_for([True, True], within_s=10)
         await asyncio.sleep(300)
-        assert world.routes() == [True, True], "a broker that lives is not forgotten"
+        assert world.routes() == [True, True], "a live broker does not expire"
         world.broker.pause()
         gone_s = await world.wait_for([False, False], within_s=131)
         assert gone_s > 90, "120 s after the last registration, up to 30 s of which had passed"
@@ -125,8 +125,8 @@ def test_a_silent_broker_is_forgotten_after_two_minutes_and_found_again() -> Non
     in_world(scenario)
 
 
-@pytest.mark.mechanism(ROW)
-def test_a_broker_that_dies_or_stops_is_forgotten_at_once() -> None:
+@pytest.mark.mechanism(EXPIRY_MECHANISM)
+def test_the_routes_of_a_killed_or_terminated_broker_are_removed_at_once() -> None:
     async def scenario(world: World) -> None:
         for end in (world.broker.kill, world.broker.terminate):
             world.start_broker()
@@ -137,7 +137,7 @@ def test_a_broker_that_dies_or_stops_is_forgotten_at_once() -> None:
     in_world(scenario)
 
 
-def test_one_name_server_knows_what_the_other_missed() -> None:
+def test_a_restarted_name_server_learns_a_route_with_the_next_registration() -> None:
     async def scenario(world: World) -> None:
         world.hosts[0].kill()
         world.start_broker()

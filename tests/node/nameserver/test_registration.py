@@ -1,4 +1,4 @@
-"""Registrations from the wire: forms of the body, checksum, and what is refused."""
+"""Registrations as received: formats of the body, checksum, refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def packed(*topics: str, version: bytes = b'{"timestamp":5,"counter":2}', server
     )
 
 
-def test_json_body_with_and_without_checksum_and_term() -> None:
+def test_a_json_body_is_read_with_or_without_checksum_and_term() -> None:
     body = json.dumps(BODY).encode()
     crc = zlib.crc32(body) & 0x7FFFFFFF
     assert read_registration(command(body)) == EXPECTED
@@ -49,7 +49,7 @@ def test_json_body_with_and_without_checksum_and_term() -> None:
     assert read_registration(command(body, bodyCrc32=0, dledgerTerm=7)).dledger_term == 7
 
 
-def test_deflated_json_and_deflated_lines() -> None:
+def test_a_deflated_body_is_read_as_json_or_in_rocketmqs_own_format() -> None:
     assert read_registration(command(zlib.compress(json.dumps(BODY).encode()), compressed=True)) == EXPECTED
     body = zlib.compress(packed("T 4 8 6 SINGLE_TAG", "U 1 1 4 SINGLE_TAG"))
     read = read_registration(command(body, compressed="true", bodyCrc32=zlib.crc32(body) & 0x7FFFFFFF))
@@ -57,7 +57,7 @@ def test_deflated_json_and_deflated_lines() -> None:
     assert (read.data_version, read.filter_servers) == (EXPECTED.data_version, ("f:1",))
 
 
-def test_sparse_bodies_of_other_brokers() -> None:
+def test_bodies_with_missing_fields_or_numbers_as_text_are_accepted() -> None:
     assert read_registration(command(b"")).topics is None
     old = read_registration(command(json.dumps(BODY["topicConfigSerializeWrapper"]).encode()))
     assert old.topics == EXPECTED.topics
@@ -75,7 +75,7 @@ def body_with(entry: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "reason"),
     [
         (command(b"{}", bodyCrc32=1), "bodyCrc32"),
         (command(b"nonsense"), "no JSON"),
@@ -100,13 +100,13 @@ def body_with(entry: object) -> bytes:
         (command(b"{}", dledgerTerm="x"), "dledgerTerm"),
     ],
 )
-def test_refusals_name_what_is_wrong(wrong: Command, says: str) -> None:
+def test_a_refusal_names_the_invalid_part(wrong: Command, reason: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_registration(wrong)
-    assert caught.value.code == 1 and says in caught.value.remark
+    assert caught.value.code == 1 and reason in caught.value.remark
 
 
-def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "MAX_INFLATED_BYTES", 100_000)
     with pytest.raises(RequestError, match="too large"):
         read_registration(command(zlib.compress(bytes(1_000_000)), compressed=True))

@@ -61,7 +61,7 @@ class Row:
     given: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
     unknown: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    """Field -> a value that nobody knows, or that is too large, and the code of the answer."""
+    """Field -> a value that is unknown or too large, and the code of the reply."""
 
     def marked(self, mark: str) -> list[str]:
         return [word.rstrip("*#") for word in self.fields.split() if mark in word]
@@ -82,11 +82,11 @@ async def master_listed(world: World, reply: Command) -> None:
     assert route is not None and route["brokerDatas"][0]["brokerAddrs"] == {"0": MASTER}
 
 
-async def master_gone(world: World, reply: Command) -> None:
+async def master_removed(world: World, reply: Command) -> None:
     assert await world.route() is None
 
 
-async def route_told(world: World, reply: Command) -> None:
+async def route_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {
         "queueDatas": [{"brokerName": "b", **TABLE["T"], "topicSynFlag": 0}],
         "brokerDatas": [{"cluster": "c", "brokerName": "b", "brokerAddrs": {"0": MASTER}}],
@@ -94,22 +94,22 @@ async def route_told(world: World, reply: Command) -> None:
     }
 
 
-async def cluster_told(world: World, reply: Command) -> None:
+async def cluster_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {
         "brokerAddrTable": {"b": {"cluster": "c", "brokerName": "b", "brokerAddrs": {"0": MASTER}}},
         "clusterAddrTable": {"c": ["b"]},
     }
 
 
-async def topics_told(world: World, reply: Command) -> None:
+async def topics_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {"topicList": ["T"]}
 
 
-async def names_told(world: World, reply: Command) -> None:
+async def names_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {"topicList": ["c", "b"], "brokerAddr": MASTER}
 
 
-async def topic_gone(world: World, reply: Command) -> None:
+async def topic_deleted(world: World, reply: Command) -> None:
     assert await world.route() is None
 
 
@@ -130,23 +130,23 @@ def permission_is(perm: int) -> Callable[[World, Command], Awaitable[None]]:
     return check
 
 
-async def value_kept(world: World, reply: Command) -> None:
+async def value_stored(world: World, reply: Command) -> None:
     assert (await world.ask(101, {"namespace": "space", "key": "k"})).ext_fields == {"value": "v"}
 
 
-async def value_told(world: World, reply: Command) -> None:
+async def value_returned(world: World, reply: Command) -> None:
     assert reply.ext_fields == {"value": "there"}
 
 
-async def value_gone(world: World, reply: Command) -> None:
+async def value_deleted(world: World, reply: Command) -> None:
     assert (await world.ask(101, {"namespace": "space", "key": "there"})).code == 22
 
 
-async def values_told(world: World, reply: Command) -> None:
+async def values_returned(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {"table": {"there": "there"}}
 
 
-async def settings_told(world: World, reply: Command) -> None:
+async def settings_returned(world: World, reply: Command) -> None:
     assert f"listenPort={world.server.port}\n" in reply.body.decode()
 
 
@@ -159,25 +159,25 @@ ROWS = (
         "brokerId": (-1, 1)}),
     Row(code=103, fields=REGISTER, reply="haServerAddr masterAddr", effect=slave_listed, body=BODY,
         given={"brokerId": 1, "brokerAddr": "10.0.0.2:1"}),
-    Row(code=104, fields="brokerName* brokerAddr* clusterName brokerId*#", effect=master_gone),
-    Row(code=105, fields="topic*", effect=route_told, unknown={"topic": ("nobody", 17)}),
-    Row(code=106, fields="", effect=cluster_told),
-    Row(code=206, fields="", effect=topics_told),
-    Row(code=224, fields="cluster*", effect=topics_told),
-    Row(code=304, fields="", effect=names_told),
-    Row(code=216, fields="topic*", effect=topic_gone),
+    Row(code=104, fields="brokerName* brokerAddr* clusterName brokerId*#", effect=master_removed),
+    Row(code=105, fields="topic*", effect=route_returned, unknown={"topic": ("nobody", 17)}),
+    Row(code=106, fields="", effect=cluster_returned),
+    Row(code=206, fields="", effect=topics_returned),
+    Row(code=224, fields="cluster*", effect=topics_returned),
+    Row(code=304, fields="", effect=names_returned),
+    Row(code=216, fields="topic*", effect=topic_deleted),
     Row(code=322, fields="brokerName brokerAddr* clusterName brokerId", reply="changed", effect=unchanged,
         body=json.dumps(VERSION).encode()),
     Row(code=322, fields="brokerName brokerAddr* clusterName brokerId", reply="changed", effect=changed,
         body=b'{"timestamp":1,"counter":8}'),
     Row(code=205, fields="brokerName*", reply="wipeTopicCount#", effect=permission_is(4)),
     Row(code=327, fields="brokerName*", reply="addTopicCount#", effect=permission_is(6)),
-    Row(code=100, fields="namespace* key* value*", effect=value_kept, unknown={"value": ("v" * 70_000, 1)}),
-    Row(code=101, fields="namespace* key*", reply="value", effect=value_told, given=KNOWN,
+    Row(code=100, fields="namespace* key* value*", effect=value_stored, unknown={"value": ("v" * 70_000, 1)}),
+    Row(code=101, fields="namespace* key*", reply="value", effect=value_returned, given=KNOWN,
         unknown={"namespace": ("nobody", 22), "key": ("nobody", 22)}),
-    Row(code=102, fields="namespace* key*", effect=value_gone, given=KNOWN),
-    Row(code=219, fields="namespace*", effect=values_told, unknown={"namespace": ("nobody", 22)}),
-    Row(code=319, fields="", effect=settings_told),
+    Row(code=102, fields="namespace* key*", effect=value_deleted, given=KNOWN),
+    Row(code=219, fields="namespace*", effect=values_returned, unknown={"namespace": ("nobody", 22)}),
+    Row(code=319, fields="", effect=settings_returned),
 )  # fmt: skip
 
 
@@ -237,12 +237,12 @@ def test_every_code_is_in_the_table_and_others_are_not_supported(runtime: Runtim
 
 
 @pytest.mark.parametrize("code", [103, 322])
-def test_bodies_that_are_none_are_refused(runtime: Runtime, code: int) -> None:
+def test_malformed_bodies_are_refused(runtime: Runtime, code: int) -> None:
     async def scenario(world: World) -> None:
         for body in (b"{", b"[]", b"null", b"\xff" * 8, b"[" * 5000, b'{"topicConfigTable": {"T": 3}}'):
             reply = await world.ask(code, BROKER, body)
             if code == 322 and body.endswith(b"}}"):
-                continue  # a version is any object
+                continue  # any object is a valid version
             assert_refused(reply, 1, repr(body[:20]))
 
     run(runtime, "json", scenario)

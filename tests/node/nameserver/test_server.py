@@ -25,7 +25,7 @@ BODY = json.dumps(
 ).encode()
 
 
-class Asker:
+class NameServerClient:
     """A client of one name server, with a connection of its own."""
 
     def __init__(self, server: NameServer) -> None:
@@ -49,15 +49,17 @@ class Asker:
 
 
 @asynccontextmanager
-async def serving(runtime: Runtime, clients: int, **options: Any) -> AsyncIterator[tuple[NameServer, list[Asker]]]:
+async def serving(
+    runtime: Runtime, clients: int, **options: Any
+) -> AsyncIterator[tuple[NameServer, list[NameServerClient]]]:
     server = NameServer("127.0.0.1", 0, runtime, options=NameServerOptions(**options))
     await server.start()
-    askers = [Asker(server) for _ in range(clients)]
+    opened = [NameServerClient(server) for _ in range(clients)]
     try:
-        yield server, askers
+        yield server, opened
     finally:
-        for asker in askers:
-            await asker.client.close()
+        for client in opened:
+            await client.client.close()
         await server.stop()
 
 
@@ -72,7 +74,7 @@ async def eventually(condition: Callable[[], Any], what: str) -> None:
     pytest.fail(f"never happened: {what}")
 
 
-def test_register_route_and_close(runtime: Runtime) -> None:
+def test_a_broker_is_routed_from_its_registration_until_its_connection_closes(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 3, scan_interval_s=3600) as (_, (n1, n2, user)):
             assert await user.addresses() is None
@@ -84,9 +86,9 @@ def test_register_route_and_close(runtime: Runtime) -> None:
             assert reply.ext_fields == {"haServerAddr": "10.0.0.1:2", "masterAddr": "10.0.0.1:1"}
             assert await user.addresses() == {"0": "10.0.0.1:1", "2": "10.0.0.2:1"}
             await n1.client.close()
-            await eventually(lambda: is_gone(user), "the closed broker vanishes")
+            await eventually(lambda: is_gone(user), "the broker whose connection closed is removed")
 
-    async def is_gone(user: Asker) -> bool:
+    async def is_gone(user: NameServerClient) -> bool:
         return await user.addresses() == {"2": "10.0.0.2:1"}
 
     asyncio.run(scenario())
@@ -102,7 +104,7 @@ def test_route_bodies_quote_their_keys(runtime: Runtime) -> None:
     asyncio.run(scenario())
 
 
-def test_role_switch_with_terms(runtime: Runtime) -> None:
+def test_a_deposed_master_cannot_replace_one_of_a_higher_term(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 2) as (_, (n1, n2)):
             await n1.register("10.0.0.1:1", dledgerTerm=4)
@@ -132,12 +134,12 @@ def test_a_silent_broker_expires_and_its_connection_is_closed(runtime: Runtime, 
     asyncio.run(scenario())
 
 
-def test_brokers_expire_after_an_error_that_nobody_foresaw(
+def test_expiry_continues_after_an_unexpected_error(
     runtime: Runtime, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1, scan_interval_s=0.02) as (server, (n1,)):
-            real, failures = server.routes.expire, iter([RuntimeError("nobody foresaw this")])
+            real, failures = server.routes.expire, iter([RuntimeError("an unexpected error")])
 
             def expire() -> Any:
                 for failure in failures:
@@ -145,17 +147,19 @@ def test_brokers_expire_after_an_error_that_nobody_foresaw(
                 return real()
 
             monkeypatch.setattr(server.routes, "expire", expire)
-            said: list[Any] = []
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["exception"]))
+            reported: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(
+                lambda loop, context: reported.append(context["exception"])
+            )
             await n1.register("10.0.0.1:1")
             clock.advance_s(121)
             await eventually(lambda: server.connection_count == 0, "the broker's connection is closed")
-            assert [str(error) for error in said] == ["nobody foresaw this"]
+            assert [str(error) for error in reported] == ["an unexpected error"]
 
     asyncio.run(scenario())
 
 
-def test_unregister_cluster_info_topics_and_permissions(runtime: Runtime) -> None:
+def test_admin_requests_read_and_change_the_table(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1) as (_, (n1,)):
             await n1.register("10.0.0.1:1")
@@ -181,7 +185,7 @@ def test_unregister_cluster_info_topics_and_permissions(runtime: Runtime) -> Non
     asyncio.run(scenario())
 
 
-def test_bad_requests_are_answered_and_the_server_goes_on(runtime: Runtime) -> None:
+def test_invalid_requests_get_an_error_and_the_server_keeps_serving(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1) as (_, (n1,)):
             for code in (103, 104, 105, 100, 101, 102, 216, 219, 224, 205, 322):
@@ -195,7 +199,7 @@ def test_bad_requests_are_answered_and_the_server_goes_on(runtime: Runtime) -> N
     asyncio.run(scenario())
 
 
-def test_several_name_servers_know_nothing_of_each_other(runtime: Runtime) -> None:
+def test_name_servers_share_no_registrations(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1) as (_, (a,)), serving(runtime, 1) as (_, (b,)):
             await a.register("10.0.0.1:1")
@@ -205,7 +209,7 @@ def test_several_name_servers_know_nothing_of_each_other(runtime: Runtime) -> No
     asyncio.run(scenario())
 
 
-def test_key_value_configuration_over_the_wire_and_across_a_restart(runtime: Runtime, disk: Any) -> None:
+def test_key_value_configuration_survives_a_restart(runtime: Runtime, disk: Any) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1, kv_config_path="/kv.json") as (_, (user,)):
             assert (await user.ask(100, namespace="ORDER_TOPIC_CONFIG", key="T", value="b:4")).code == 0
@@ -226,7 +230,9 @@ def test_key_value_configuration_over_the_wire_and_across_a_restart(runtime: Run
     asyncio.run(scenario())
 
 
-def test_key_value_bounds_and_corrupt_files(disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_value_entries_are_bounded_and_a_corrupt_file_is_refused(
+    disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(kv_config, "MAX_ENTRIES", 2)
         kv = KvConfig(disk, None)
@@ -244,8 +250,8 @@ def test_key_value_bounds_and_corrupt_files(disk: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("path", "directory"), [("/data/kv.json", "/data"), ("kv.json", "."), ("/kv.json", "/")])
-def test_what_a_killed_name_server_wrote_is_durable_before_it_is_told(disk: Any, path: str, directory: str) -> None:
-    """Its process may have been killed between the rename and the sync of the name, which a power cut takes back."""
+def test_loading_the_key_value_file_syncs_its_directory(disk: Any, path: str, directory: str) -> None:
+    """A process killed between rename and sync may have written it: a power cut would undo the rename."""
 
     async def scenario() -> None:
         await KvConfig(disk, path).load()

@@ -46,7 +46,7 @@ func newProducer(group string) (rocketmq.Producer, error) {
 	return made, made.Start()
 }
 
-// Everything that comes to a group, until `count` messages are there.
+// Consumes as a group until `count` messages have arrived.
 func consumed(group, topic string, selector consumer.MessageSelector, count int, options ...consumer.Option) ([]string, error) {
 	options = append(options, consumer.WithNameServer(nameServers), consumer.WithGroupName(group),
 		consumer.WithInstance(group), consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))

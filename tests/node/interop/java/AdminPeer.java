@@ -57,7 +57,7 @@ public class AdminPeer {
         });
     }
 
-    // Maps keyed by objects are no JSON: their keys are printed as text.
+    // Maps with objects as keys are no JSON: the keys are printed as text.
     static Object shown(Object value) {
         if (value instanceof Map) {
             Map<String, Object> result = new TreeMap<>();
@@ -130,7 +130,7 @@ public class AdminPeer {
         consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().sendHeartbeatToAllBrokerWithLock();
         producer.getDefaultMQProducerImpl().getmQClientFactory().sendHeartbeatToAllBrokerWithLock();
         consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
-        Thread.sleep(300);  // offsets are told one way
+        Thread.sleep(300);  // offsets are committed by oneway requests
 
         call("examineTopicStats", () -> admin.examineTopicStats("tooled").getOffsetTable());
         call("examineConsumeStats", () -> admin.examineConsumeStats("readers").getOffsetTable());

@@ -42,7 +42,7 @@ import org.apache.rocketmq.remoting.common.RemotingHelper;
 
 public class ClientPeer {
     static final long DEADLINE_MS = 60000;
-    static final int PATIENCE_MS = 30000;  // a machine that is busy with other tests says nothing about the broker
+    static final int PATIENCE_MS = 30000;  // the machine may be busy with other tests
     static String nameServer;
 
     static String quoted(Object value) {
@@ -124,7 +124,7 @@ public class ClientPeer {
         });
         consumer.start();
         await(() -> bodies.size() >= count);
-        Thread.sleep(200);  // what should not come would come about now
+        Thread.sleep(200);  // an unwanted message would have arrived by now
         consumer.shutdown();
         return new TreeSet<>(bodies).size() == bodies.size() ? new TreeSet<>(bodies) : bodies;
     }
@@ -326,7 +326,7 @@ public class ClientPeer {
         DefaultMQPushConsumer consumer = consumer("clerks", "clerks");
         consumer.subscribe("difficult", "*");
         consumer.setMaxReconsumeTimes(1);
-        // A client that is shut down while it gives a message back does not hear that it was taken, and sends a copy.
+        // A client that is shut down while it sends a message back does not get the reply, and sends a copy.
         consumer.setAwaitTerminationMillisWhenShutdown(DEADLINE_MS);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             MessageExt message = messages.get(0);

@@ -1,8 +1,8 @@
 // RocketMQ's mqadmin (MQAdminStartup of rocketmq-tools), unmodified: performs the command lines of a file, one a line
 // with tabs between its words, and prints one JSON object a line, {"line": TEXT, "out": TEXT, "err": TEXT}. Lines with @
 // are the peer's own: @commands names what mqadmin knows, @route TOPIC waits until the topic has a route, @clients
-// starts a producer and a consumer that have sent and read ten messages, @stop ends both. What the clients know stands
-// for {offset_id}, {unique_id}, {client_id} in later lines.
+// starts a producer and a consumer that have sent and read ten messages, @stop ends both. The clients' values
+// replace {offset_id}, {unique_id}, {client_id} in later lines.
 
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
@@ -111,7 +111,7 @@ public class MqadminPeer {
         consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().sendHeartbeatToAllBrokerWithLock();
         producer.getDefaultMQProducerImpl().getmQClientFactory().sendHeartbeatToAllBrokerWithLock();
         consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
-        Thread.sleep(300);  // offsets are told one way
+        Thread.sleep(300);  // offsets are committed by oneway requests
     }
 
     static String own(String[] words) throws Exception {

@@ -77,7 +77,7 @@ public class PopPeer {
         while (came.size() < count && System.currentTimeMillis() < end) {
             Thread.sleep(20);
         }
-        Thread.sleep(500);  // what should not come would come about now
+        Thread.sleep(500);  // an unwanted message would have arrived by now
         consumer.shutdown();
         return new TreeSet<>(came);
     }

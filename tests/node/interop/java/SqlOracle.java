@@ -7,8 +7,8 @@ import org.apache.rocketmq.filter.expression.Expression;
 import org.apache.rocketmq.filter.parser.SelectorParser;
 
 /**
- * What RocketMQ's filter says, line by line: an expression, its line breaks as \\n, then names and values of properties,
- * all parted by tabs; the answer is true, false, null, refused (by the parser) or error (while it is evaluated).
+ * Results of RocketMQ's filter, line by line: an expression, line breaks as \\n, then names and values of properties,
+ * all separated by tabs; the answer is true, false, null, refused (by the parser) or error (during evaluation).
  */
 public class SqlOracle {
     public static void main(String[] arguments) throws Exception {

@@ -17,7 +17,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /**
- * Opens stores with RocketMQ's own store and says what it finds, a line of JSON for each: where the log ends, and for
+ * Opens stores with RocketMQ's own store and prints what it finds, a line of JSON for each: where the log ends, and for
  * each queue its first number, the next one, and SHA-256 of its units and of its records.
  *
  * Arguments: the size of a file of the log, then the directories.
@@ -41,7 +41,7 @@ public class StoreOracle {
             System.out.flush();
         } catch (Throwable error) {
             error.printStackTrace();
-            Runtime.getRuntime().halt(1); // the stores' threads would go on for ever
+            Runtime.getRuntime().halt(1); // the stores' threads would run for ever
         }
         Runtime.getRuntime().halt(0);
     }
@@ -58,12 +58,12 @@ public class StoreOracle {
         config.setFlushDiskType(FlushDiskType.ASYNC_FLUSH);
         config.setDiskMaxUsedSpaceRatio(95);
         DefaultMessageStore store;
-        synchronized (StoreOracle.class) { // its making writes to a static TreeMap (StoreStatsService)
+        synchronized (StoreOracle.class) { // its constructor writes to a static TreeMap (StoreStatsService)
             store = new DefaultMessageStore(
                 config, new BrokerStatsManager("oracle", false),
                 (topic, queueId, offset, tags, time, bits, properties) -> { }, new BrokerConfig());
         }
-        // Its recovery after a crash makes queues before it has read the delays of the levels, and takes each for a second.
+        // Its crash recovery makes queues before it has read the delays of the levels, and takes each for one second.
         store.getScheduleMessageService().parseDelayLevel();
         if (!store.load()) {
             return "{\"directory\": \"" + directory + "\", \"error\": \"the store cannot be loaded\"}";
