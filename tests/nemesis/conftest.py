@@ -74,17 +74,17 @@ class FakeNetwork:
 
 
 class CountingNetwork(FakeNetwork):
-    """A network that counts what the system sends, which a test decides. `leaks` pass in spite of a cut, unseen by
-    probes, and `ways_past` are connections that bypass the links."""
+    """A network that counts what the system sends, as decided by the test. `leaks` pass in spite of a cut, unnoticed by
+    probes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counted: dict[Link, LinkTraffic] = {}
         self.leaks: set[Link] = set()
-        self.ways_past: list[str] = []
+        self.bypassing_connections: list[str] = []
 
     def send(self, *links: Link, size_bytes: int = 100) -> None:
-        """The system sends along links."""
+        """Send as the system would."""
         for link in links:
             had = self.counted.get(link, LinkTraffic())
             if self.passes(link) or link in self.leaks:
@@ -97,7 +97,7 @@ class CountingNetwork(FakeNetwork):
         return {link: self.counted.get(link, LinkTraffic()) for link in links}
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        return self.ways_past
+        return self.bypassing_connections
 
 
 class FakeTarget:

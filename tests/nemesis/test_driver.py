@@ -61,7 +61,7 @@ def drive(
     )
 
 
-def test_a_fault_leaves_four_events_with_proofs(make_target: Any, run_virtual: Run) -> None:
+def test_a_fault_is_recorded_as_four_events_with_proofs(make_target: Any, run_virtual: Run) -> None:
     target, recorder = make_target(5), Recorder()
     run_virtual(drive(ONE_FAULT, target, recorder))
     assert recorder.steps == [
@@ -96,7 +96,7 @@ def test_a_fault_leaves_four_events_with_proofs(make_target: Any, run_virtual: R
     assert not target.fake_network.cuts
 
 
-def test_a_seeded_run_repeats_and_proves_everything(make_target: Any, run_virtual: Run) -> None:
+def test_a_seeded_run_is_reproducible_and_proves_every_fault(make_target: Any, run_virtual: Run) -> None:
     def once() -> list[Event]:
         schedule = periodic([("partition", PARTITION.variants)], random.Random(7), time_limit_s=95)
         recorder = Recorder()
@@ -148,7 +148,9 @@ def test_a_fault_that_is_never_healed_is_healed_at_the_end(make_target: Any, run
 
 
 @pytest.mark.parametrize("cancel_at_s", [0.0, 4.0, 5.0, 5.0005, 5.1, 5.2, 7.0, 10.0, 10.0005])
-def test_cancellation_heals_and_records_at_any_moment(cancel_at_s: float, make_target: Any, run_virtual: Run) -> None:
+def test_a_run_cancelled_at_any_moment_heals_and_records_its_fault(
+    cancel_at_s: float, make_target: Any, run_virtual: Run
+) -> None:
     target, recorder = make_target(5), Recorder()
 
     async def main() -> None:
@@ -167,7 +169,7 @@ def test_cancellation_heals_and_records_at_any_moment(cancel_at_s: float, make_t
 
 
 class Asked(Partition):
-    """A request that the system grants once nothing is cut, and takes back likewise."""
+    """A request that the system grants, and takes back, only while nothing is cut."""
 
     name = "asked"
     is_request = True
@@ -203,8 +205,10 @@ WAITING = Schedule.from_json(
 
 
 @pytest.mark.parametrize("cancel_at_s", [None, 1.5, 2.5, 4.0, 5.5, 6.5])
-def test_a_request_waits_beside_the_schedule(cancel_at_s: float | None, make_target: Any, run_virtual: Run) -> None:
-    """What it waits for is a later event of the schedule, or the healing at the end."""
+def test_a_waiting_request_does_not_block_the_schedule(
+    cancel_at_s: float | None, make_target: Any, run_virtual: Run
+) -> None:
+    """It waits for a later event of the schedule, or for the healing at the end."""
     target, recorder = make_target(5), Recorder()
 
     async def main() -> None:
@@ -238,23 +242,25 @@ def test_a_request_waits_beside_the_schedule(cancel_at_s: float | None, make_tar
         granted_s = {
             event["value"]["id"]: at_s for at_s, event in recorder if (event["type"], event["f"]) == ("info", INJECT)
         }
-        assert 5 <= granted_s["f2"] < 6 < 7 <= granted_s["f4"], "f2 once f1 is healed, f4 once f3 is at the end"
+        assert 5 <= granted_s["f2"] < 6 < 7 <= granted_s["f4"], (
+            "f2 is granted once f1 is healed, f4 once f3 is healed at the end"
+        )
 
 
 class Patient(Partition):
-    """A partition whose plan takes until nothing is cut."""
+    """A partition whose plan waits until nothing is cut."""
 
     async def plan(self, target: Any, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        while target.fake_network.cuts:  # noqa: ASYNC110 - nobody tells
+        while target.fake_network.cuts:  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(0.1)
         return await super().plan(target, rng, fault_id=fault_id, variant=variant)
 
 
 @pytest.mark.parametrize("begins", [(), ("f3",)])
-def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
+def test_a_waiting_plan_does_not_delay_the_healing_of_other_faults(
     begins: tuple[str, ...], make_target: Any, run_virtual: Run
 ) -> None:
-    """Nor does what would begin meanwhile, and is late for it."""
+    """Nor does a fault that is due meanwhile and is injected late because of it."""
     target, recorder = make_target(5), Recorder()
     later = [schedule_of((3.5, INJECT, fault_id, "one"), (3.6, HEAL, fault_id, "one")).to_json() for fault_id in begins]
     schedule = Schedule.from_json(
@@ -282,7 +288,7 @@ def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
 
 
 class Broken(Partition):
-    """A partition in which one step breaks after it has done half its work."""
+    """A partition in which one step raises or hangs; inject does so after it has cut the links."""
 
     def __init__(
         self, step: str, *, hang: bool = False, deaf: bool = False, times: int = 1, error: BaseException | None = None
@@ -323,7 +329,7 @@ class Broken(Partition):
 
 
 class Watched(Broken):
-    """A partition that counts what ran into it, by a count that its first proof leaves to the last look."""
+    """A partition whose final check compares a count with the one in the evidence of its first proof."""
 
     looks = 0
 
@@ -336,14 +342,14 @@ class Watched(Broken):
         return replace(proof, evidence={"count": 5})
 
     async def prove_met(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
-        assert target.fake_network.cuts, "asked while the fault is in force"
+        assert target.fake_network.cuts, "prove_met runs while the fault is in force"
         self.looks += 1
         self.beside[injection.fault_id] = [fault.fault_id for fault in injection.beside]
         await self._maybe_break("prove_met")
         return Proof(proven=True, exercised=injection.evidence["count"] < 7, detail="2 more")
 
 
-def test_what_was_met_is_looked_for_before_the_healing_and_said_with_it(make_target: Any, run_virtual: Run) -> None:
+def test_prove_met_runs_before_the_healing_and_is_recorded_with_it(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
     run_virtual(drive(ONE_FAULT, make_target(5), recorder, Watched("none")))
     met = {"proven": True, "exercised": True, "links": 0, "failed": [], "detail": "2 more"}
@@ -353,8 +359,8 @@ def test_what_was_met_is_looked_for_before_the_healing_and_said_with_it(make_tar
     assert fault["proven"] and fault["exercised"] and fault["healed"]
 
 
-def test_the_last_look_is_told_of_all_faults_that_were_in_force_with_it(make_target: Any, run_virtual: Run) -> None:
-    """Also of those that are over: counts that both share are of either."""
+def test_prove_met_is_given_all_faults_that_overlapped_its_own(make_target: Any, run_virtual: Run) -> None:
+    """Including healed ones: a count that two faults share may be due to either."""
     nemesis = Watched("none")
     events = [
         (5, INJECT, "f1"), (8, INJECT, "f2"), (12, HEAL, "f2"), (16, INJECT, "f3"), (20, HEAL, "f1"), (25, HEAL, "f3"),
@@ -364,7 +370,9 @@ def test_the_last_look_is_told_of_all_faults_that_were_in_force_with_it(make_tar
     assert nemesis.beside == {"f1": ["f2", "f3"], "f2": ["f1"], "f3": ["f1"]}
 
 
-def test_a_look_that_breaks_proves_nothing_and_keeps_nothing_from_healing(make_target: Any, run_virtual: Run) -> None:
+def test_a_failing_prove_met_makes_the_fault_unproven_and_does_not_prevent_healing(
+    make_target: Any, run_virtual: Run
+) -> None:
     target, recorder = make_target(5), Recorder()
     run_virtual(drive(ONE_FAULT, target, recorder, Watched("prove_met")))
     assert not target.fake_network.cuts
@@ -373,10 +381,10 @@ def test_a_look_that_breaks_proves_nothing_and_keeps_nothing_from_healing(make_t
 
 
 @pytest.mark.parametrize(("step", "looks"), [("heal", 1), ("prove", 0), ("inject", 0)])
-def test_a_fault_is_looked_at_once_and_only_if_it_was_proven(
+def test_prove_met_runs_once_and_only_for_a_proven_fault(
     step: str, looks: int, make_target: Any, run_virtual: Run
 ) -> None:
-    """A healing that is tried again finds half of it gone, and a fault without a proof has nothing to add."""
+    """At a second attempt to heal, half of the fault is gone; an unproven fault has nothing to add."""
     nemesis = Watched(step)
     run_virtual(drive(ONE_FAULT, make_target(5), Recorder(), nemesis))
     assert nemesis.looks == looks
@@ -384,7 +392,9 @@ def test_a_fault_is_looked_at_once_and_only_if_it_was_proven(
 
 @pytest.mark.parametrize("hang", [False, True])
 @pytest.mark.parametrize("step", ["plan", "inject", "prove", "heal", "prove_healed"])
-def test_a_step_that_breaks_is_recorded_and_healed(step: str, hang: bool, make_target: Any, run_virtual: Run) -> None:
+def test_a_failing_step_is_recorded_and_its_fault_healed(
+    step: str, hang: bool, make_target: Any, run_virtual: Run
+) -> None:
     target, recorder = make_target(5), Recorder()
     run_virtual(drive(ONE_FAULT, target, recorder, Broken(step, hang=hang)))
     assert not target.fake_network.cuts
@@ -393,7 +403,7 @@ def test_a_step_that_breaks_is_recorded_and_healed(step: str, hang: bool, make_t
     assert proof["proven"] is False
     assert (f"took longer than {STEP_TIMEOUT_S:g} s" if hang else "on fire") in proof["detail"]
     assert recorder.steps[-1] == ("info", HEAL, "f1")
-    if step == "heal":  # it got a second try at the end, and that one worked
+    if step == "heal":  # a second attempt at the end succeeded
         assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, True]
     else:
         assert len(recorder) == 4
@@ -409,14 +419,14 @@ def test_a_step_that_swallows_its_cancellation_is_ended(step: str, make_target: 
     assert recorder.steps[-1] == ("info", HEAL, "f1")
 
 
-def test_a_time_that_a_step_has_set_itself_is_told_as_it_is(make_target: Any, run_virtual: Run) -> None:
+def test_a_timeout_raised_by_a_step_itself_is_reported_unchanged(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
     run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("inject", error=TimeoutError("not within 20 s"))))
     assert recorder.proofs(INJECT)[0]["detail"] == "could not be injected: not within 20 s"
 
 
 class EndsItsOwnTask(Watched):
-    """In one step a task of its own is cancelled and waited for, and a time that it has set itself runs out."""
+    """One step cancels and awaits a task of its own, and lets a timeout of its own expire."""
 
     async def _maybe_break(self, step: str) -> None:
         if step != self._step:
@@ -429,12 +439,12 @@ class EndsItsOwnTask(Watched):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.1):
                 await asyncio.sleep(10_000)
-        if step != "plan":  # which has a second
+        if step != "plan":  # a plan that takes a second no longer holds up other events
             await asyncio.sleep(CANCEL_GRACE_S + 1)
 
 
 @pytest.mark.parametrize("step", ["plan", "inject", "prove", "prove_met", "heal", "prove_healed"])
-def test_a_step_that_cancels_a_task_of_its_own_goes_on(step: str, make_target: Any, run_virtual: Run) -> None:
+def test_a_step_may_cancel_a_task_of_its_own(step: str, make_target: Any, run_virtual: Run) -> None:
     recorder, whole = Recorder(), Recorder()
     run_virtual(drive(ONE_FAULT, make_target(5), whole, Watched("none")))
     run_virtual(drive(ONE_FAULT, make_target(5), recorder, EndsItsOwnTask(step)))
@@ -443,12 +453,12 @@ def test_a_step_that_cancels_a_task_of_its_own_goes_on(step: str, make_target: A
 
 
 class Panic(BaseException):
-    """What a library in Rust raises."""
+    """As a library in Rust raises."""
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
 @pytest.mark.parametrize("step", ["plan", "inject", "prove", "heal", "prove_healed"])
-def test_a_step_that_raises_what_is_no_exception_ends_neither_the_faults_nor_the_harness(
+def test_a_base_exception_in_a_step_stops_neither_the_schedule_nor_the_harness(
     step: str, error: BaseException, make_target: Any, run_virtual: Run
 ) -> None:
     schedule = periodic([("partition", ["halves", "one"])], random.Random(0), time_limit_s=30)
@@ -460,20 +470,20 @@ def test_a_step_that_raises_what_is_no_exception_ends_neither_the_faults_nor_the
     assert [proof["proven"] for proof in proofs[:3]] == [False, True, True]
 
 
-def test_a_heal_that_never_works_does_not_keep_the_driver(make_target: Any, run_virtual: Run) -> None:
+def test_a_heal_that_always_fails_does_not_hang_the_driver(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
     run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("heal", times=99)))
     assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, False]
 
 
-def test_faults_go_on_after_a_broken_one(make_target: Any, run_virtual: Run) -> None:
+def test_a_failed_injection_does_not_stop_later_faults(make_target: Any, run_virtual: Run) -> None:
     schedule = periodic([("partition", ["halves", "one"])], random.Random(0), time_limit_s=30)
     recorder = Recorder()
     run_virtual(drive(schedule, make_target(5), recorder, Broken("inject")))
     assert [proof["proven"] for proof in recorder.proofs(INJECT)] == [False, True, True]
 
 
-def test_no_leader_is_recorded_as_unproven(make_target: Any, run_virtual: Run) -> None:
+def test_a_fault_that_finds_no_leader_is_recorded_as_unproven(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
     schedule = schedule_of((5, INJECT, "f1", "leader"), (8, HEAL, "f1", "leader"))
     run_virtual(drive(schedule, make_target(5, leader=None), recorder))
@@ -497,14 +507,14 @@ def test_a_recorder_that_fails_does_not_stop_the_healing(make_target: Any, run_v
     assert len(seen) == 4  # the first fault only, healed at once
 
 
-def test_an_unknown_nemesis_is_refused_before_anything_happens(make_target: Any, run_virtual: Run) -> None:
+def test_an_unknown_nemesis_is_refused_before_anything_is_recorded(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
     with pytest.raises(KeyError, match="partition"):
         run_virtual(run_schedule(ONE_FAULT, target=make_target(5), nemeses={}, rng=random.Random(0), record=recorder))
     assert not recorder
 
 
-def test_a_clock_of_the_test_sets_the_zero(make_target: Any, run_virtual: Run) -> None:
+def test_event_times_are_measured_by_the_given_clock(make_target: Any, run_virtual: Run) -> None:
     recorder = Recorder()
 
     async def main() -> None:
@@ -563,7 +573,7 @@ def test_an_event_waits_for_its_trigger(
     assert [event["value"].get("trigger", "none") for _, event in recorder] == [occurrence, occurrence, "none", "none"]
 
 
-def test_where_no_triggers_are_seen_the_time_alone_counts(make_target: Any, run_virtual: Run) -> None:
+def test_without_triggers_an_event_happens_at_its_time(make_target: Any, run_virtual: Run) -> None:
     events = [{**event.to_json(), "when": "elected"} for event in ONE_FAULT]
     recorder = Recorder()
     run_virtual(drive(Schedule.from_json(events), make_target(5), recorder))
@@ -577,7 +587,7 @@ def test_where_no_triggers_are_seen_the_time_alone_counts(make_target: Any, run_
         ("elected@leader", "on a host such as n1"), ("elected+soon", "must be 0 to 60 seconds"), (7, "must be a word"),
     ],
 )  # fmt: skip
-def test_words_for_triggers(word: object, problem: str | None) -> None:
+def test_triggers_are_validated(word: object, problem: str | None) -> None:
     found = trigger_problem(word)
     assert found is None if problem is None else problem in (found or "")
     data = [{"at_s": 1, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "one", "when": word}]

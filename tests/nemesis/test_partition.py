@@ -1,4 +1,4 @@
-"""The partition nemesis proves its cuts and says so when they do nothing."""
+"""The partition nemesis proves its cuts, and reports cuts without effect as unproven."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def test_every_variant_is_proved_and_healed(variant: str, make_target: Any, run_
     run_virtual(main())
 
 
-def test_a_plan_touches_nothing(make_target: Any, run_virtual: Run) -> None:
+def test_a_plan_neither_cuts_nor_probes_links(make_target: Any, run_virtual: Run) -> None:
     target = make_target(5)
     run_virtual(plan(target, "leader"))
     assert not target.fake_network.cuts and not target.fake_network.probed
 
 
-def test_the_leader_is_asked_for(make_target: Any, run_virtual: Run) -> None:
+def test_the_leader_variant_isolates_the_leader_that_the_system_reports(make_target: Any, run_virtual: Run) -> None:
     target = make_target(5, leader="n4")
     injection = run_virtual(plan(target, "leader"))
     assert injection.value["leader"] == "n4"
     assert injection.value["grudge"]["n4"] == ["n1", "n2", "n3", "n5"]
 
 
-def test_a_leader_that_comes_late_is_waited_for(make_target: Any, run_virtual: Run) -> None:
+def test_a_plan_waits_for_a_leader(make_target: Any, run_virtual: Run) -> None:
     async def main() -> Injection:
         target = make_target(3, leader=None)
         asyncio.get_running_loop().call_later(LEADER_TIMEOUT_S / 2, setattr, target, "leader", "n2")
@@ -111,7 +111,7 @@ def test_an_ineffective_cut_is_not_proven_after_the_settle_time(make_target: Any
     run_virtual(main())
 
 
-def test_bytes_on_their_way_may_settle(make_target: Any, run_virtual: Run) -> None:
+def test_a_cut_that_takes_effect_within_the_settle_time_is_proven(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
         injection = await plan(target, "one")
@@ -124,7 +124,7 @@ def test_bytes_on_their_way_may_settle(make_target: Any, run_virtual: Run) -> No
 
 
 @pytest.mark.parametrize("harm", ["broken", "partial"])
-def test_the_control_links_must_pass_wholly(harm: str, make_target: Any, run_virtual: Run) -> None:
+def test_links_outside_the_cut_must_pass_completely(harm: str, make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
         injection = await plan(target, "halves")  # n1, n2 | n3, n4, n5
@@ -147,7 +147,7 @@ def test_a_network_where_nothing_ever_passes_proves_no_cut(make_target: Any, run
     run_virtual(main())
 
 
-def test_on_a_slow_machine_silence_is_given_more_time(make_target: Any, run_virtual: Run) -> None:
+def test_probes_of_cut_links_wait_longer_where_answers_are_slow(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
         injection = await plan(target, "halves")
@@ -160,14 +160,14 @@ def test_on_a_slow_machine_silence_is_given_more_time(make_target: Any, run_virt
     run_virtual(main())
 
 
-def test_a_grudge_that_cuts_nothing_proves_nothing(make_target: Any, run_virtual: Run) -> None:
+def test_a_grudge_without_links_is_not_proven(make_target: Any, run_virtual: Run) -> None:
     value = {"id": "f1", "nemesis": "partition", "variant": "one", "grudge": {"n1": []}}
     injection = Injection(fault_id="f1", nemesis="partition", variant="one", value=value)
     proof = run_virtual(PARTITION.prove(make_target(3), injection))
     assert not proof.proven and proof.detail == "the grudge cuts no link"
 
 
-def test_overlapping_cuts_are_proved_and_healed_each_for_itself(make_target: Any, run_virtual: Run) -> None:
+def test_overlapping_cuts_are_proved_and_healed_independently(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
         first = await plan(target, "halves", "f1")
@@ -186,7 +186,7 @@ def test_overlapping_cuts_are_proved_and_healed_each_for_itself(make_target: Any
     run_virtual(main())
 
 
-def test_healing_may_take_its_time_up_to_a_deadline(make_target: Any, run_virtual: Run) -> None:
+def test_healed_links_have_until_a_deadline_to_pass_again(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
         injection = await plan(target, "one")
@@ -203,7 +203,7 @@ def test_healing_may_take_its_time_up_to_a_deadline(make_target: Any, run_virtua
     run_virtual(main())
 
 
-def test_what_it_requires_is_named(make_target: Any) -> None:
+def test_unmet_requirements_of_a_partition_are_named(make_target: Any) -> None:
     target = make_target(2)
     assert PARTITION.requires(target) == []
     assert PARTITION.requires(target, "bridge") == ["partition shape bridge needs at least 3 hosts, not 2"]
@@ -219,21 +219,21 @@ def test_an_unknown_variant_is_refused(make_target: Any, run_virtual: Run) -> No
         run_virtual(plan(make_target(5), "nope"))
 
 
-def test_grudges_survive_json() -> None:
+def test_grudges_round_trip_through_json() -> None:
     grudge = {"n2": frozenset({"n3", "n1"}), "n1": frozenset[str]()}
     assert grudge_to_json(grudge) == {"n2": ["n1", "n3"]}
     assert grudge_from_json(grudge_to_json(grudge)) == {"n2": frozenset({"n1", "n3"})}
 
 
-# What the system itself met, by counters of what it sends.
+# Whether the system's own traffic ran into a cut, judged by counters of what it sends.
 
 N1_N2, N2_N1, N3_N1 = Link("n1", "n2"), Link("n2", "n1"), Link("n3", "n1")
 
 
-def cut_and_look(
+def prove_cut_under_traffic(
     make_target: Any, run_virtual: Run, before: Callable[[Any], None], during: Callable[[Any], None]
 ) -> Any:
-    """(first proof, last look) of n1 cut from n2 and n3, while the system does what it is told to."""
+    """(first proof, final check) of n1 cut from n2 and n3, with the system's traffic `before` and `during` the cut."""
 
     async def main() -> Any:
         target = make_target(3, is_counting=True)
@@ -242,7 +242,7 @@ def cut_and_look(
         await PARTITION.inject(target, injection)
         proof = await PARTITION.prove(target, injection)
         lasting = replace(injection, evidence={**injection.evidence, **proof.evidence})
-        # As the history has it, and as the driver hands it on.
+        # As recorded in the history, and as the driver passes it on.
         lasting = replace(lasting, evidence=json.loads(json.dumps(lasting.evidence)))
         during(target.network)
         return proof, await PARTITION.prove_met(target, lasting)
@@ -250,8 +250,8 @@ def cut_and_look(
     return run_virtual(main())
 
 
-def test_a_cut_that_something_ran_into_was_exercised(make_target: Any, run_virtual: Run) -> None:
-    proof, met = cut_and_look(
+def test_a_cut_is_exercised_if_system_traffic_ran_into_it(make_target: Any, run_virtual: Run) -> None:
+    proof, met = prove_cut_under_traffic(
         make_target, run_virtual, before=lambda n: n.send(N1_N2, N2_N1), during=lambda n: n.send(N1_N2, N3_N1)
     )
     assert proof.proven and proof.exercised is None
@@ -259,9 +259,9 @@ def test_a_cut_that_something_ran_into_was_exercised(make_target: Any, run_virtu
     assert met.detail == "200 bytes of the system's traffic ran into the cut, on 2 of 4 links"
 
 
-def test_a_cut_that_nothing_ran_into_was_not(make_target: Any, run_virtual: Run) -> None:
-    """Whatever went over its links before, and over others meanwhile."""
-    _, met = cut_and_look(
+def test_a_cut_is_not_exercised_if_no_system_traffic_ran_into_it(make_target: Any, run_virtual: Run) -> None:
+    """Traffic over its links before the cut, and over other links during it, does not count."""
+    _, met = prove_cut_under_traffic(
         make_target,
         run_virtual,
         before=lambda n: n.send(N1_N2, N2_N1),
@@ -271,29 +271,29 @@ def test_a_cut_that_nothing_ran_into_was_not(make_target: Any, run_virtual: Run)
     assert met.detail == ("none of the system's traffic ran into the cut of 4 links; none has ever used n1->n3, n3->n1")
 
 
-def test_bytes_of_the_system_that_pass_disprove_a_cut_that_probes_do_not_pass(
-    make_target: Any, run_virtual: Run
-) -> None:
+def test_system_traffic_that_passes_disproves_a_cut_that_stops_probes(make_target: Any, run_virtual: Run) -> None:
     def leak(network: Any) -> None:
         network.leaks = {N2_N1}
         network.send(N2_N1, N1_N2)
 
-    proof, met = cut_and_look(make_target, run_virtual, before=lambda n: None, during=leak)
+    proof, met = prove_cut_under_traffic(make_target, run_virtual, before=lambda n: None, during=leak)
     assert proof.proven
     assert not met.proven and met.failed == ["n2->n1 carried 100 bytes of the system's traffic while it was cut"]
 
 
-def test_connections_that_get_around_a_cut_disprove_it(make_target: Any, run_virtual: Run) -> None:
+def test_connections_that_bypass_a_cut_disprove_it(make_target: Any, run_virtual: Run) -> None:
     def dial(network: Any) -> None:
-        network.ways_past = ["n1 reaches n2, bypassing the proxies"]
+        network.bypassing_connections = ["n1 reaches n2, bypassing the proxies"]
 
-    proof, _ = cut_and_look(make_target, run_virtual, before=dial, during=lambda n: None)
+    proof, _ = prove_cut_under_traffic(make_target, run_virtual, before=dial, during=lambda n: None)
     assert not proof.proven and "bypassing the proxies" in proof.detail
-    proof, met = cut_and_look(make_target, run_virtual, before=lambda n: None, during=dial)
+    proof, met = prove_cut_under_traffic(make_target, run_virtual, before=lambda n: None, during=dial)
     assert proof.proven and not met.proven and "bypassing the proxies" in met.detail
 
 
-def test_of_links_that_another_fault_cuts_as_well_it_cannot_be_told(make_target: Any, run_virtual: Run) -> None:
+def test_whether_a_cut_was_exercised_is_unknown_if_another_fault_cuts_its_links(
+    make_target: Any, run_virtual: Run
+) -> None:
     async def main() -> Any:
         target = make_target(3, is_counting=True)
         other, mine = await plan(target, "n1|n2+n3", "f1"), await plan(target, "n1|n2", "f2")
@@ -304,6 +304,8 @@ def test_of_links_that_another_fault_cuts_as_well_it_cannot_be_told(make_target:
     assert run_virtual(main()).exercised is None
 
 
-def test_counters_that_begin_anew_prove_nothing(make_target: Any, run_virtual: Run) -> None:
+def test_a_reset_of_the_traffic_counters_is_an_error(make_target: Any, run_virtual: Run) -> None:
     with pytest.raises(ValueError, match="were reset"):
-        cut_and_look(make_target, run_virtual, before=lambda n: n.send(N1_N2), during=lambda n: n.counted.clear())
+        prove_cut_under_traffic(
+            make_target, run_virtual, before=lambda n: n.send(N1_N2), during=lambda n: n.counted.clear()
+        )

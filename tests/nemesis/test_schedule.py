@@ -1,4 +1,4 @@
-"""Schedules are values: made from a seed, saved, loaded, and refused with every reason at once."""
+"""Schedules are values: generated from a seed, saved, loaded, and refused with all problems at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def entry(at_s: float, action: str, fault_id: str = "f1", **more: Any) -> dict[s
     st.floats(0, 30),
     st.floats(1, 600),
 )
-def test_periodic_is_quiet_first_healed_last_and_never_overlaps(
+def test_periodic_faults_begin_after_a_quiet_time_never_overlap_and_are_all_healed(
     seed: int, on_s: float, off_s: float, quiet_s: float, limit_s: float
 ) -> None:
     def make() -> Schedule:
@@ -70,7 +70,7 @@ def test_periodic_is_quiet_first_healed_last_and_never_overlaps(
 
 
 @given(st.integers(0, 2**32))
-def test_every_variant_comes_once_before_any_comes_twice(seed: int) -> None:
+def test_every_variant_is_used_once_before_any_is_repeated(seed: int) -> None:
     schedule = periodic(CHOICES, random.Random(seed), time_limit_s=125.0)
     faults = [(event.nemesis, event.variant) for event in schedule if event.action == INJECT]
     assert len(faults) == 12
@@ -97,7 +97,7 @@ def test_different_seeds_give_different_orders() -> None:
         ({"time_limit_s": 1e9, "on_s": 0.01, "off_s": 0}, "at most 50000 faults"),
     ],
 )
-def test_periodic_refuses_times_that_make_no_sense(arguments: dict[str, float], reason: str) -> None:
+def test_periodic_refuses_invalid_times(arguments: dict[str, float], reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
         periodic(CHOICES, random.Random(0), **arguments)
 
@@ -109,7 +109,7 @@ def test_periodic_refuses_empty_choices() -> None:
         periodic([("kill", [])], random.Random(0), time_limit_s=60)
 
 
-def test_a_schedule_survives_its_file(tmp_path: Path) -> None:
+def test_a_schedule_round_trips_through_a_file(tmp_path: Path) -> None:
     schedule = periodic(CHOICES, random.Random(4), time_limit_s=100)
     path = str(tmp_path / "schedule.json")
     save_schedule(schedule, path)
@@ -117,12 +117,12 @@ def test_a_schedule_survives_its_file(tmp_path: Path) -> None:
     assert len(Path(path).read_text().splitlines()) == len(schedule)
 
 
-def test_an_empty_schedule_survives_too(tmp_path: Path) -> None:
+def test_an_empty_schedule_round_trips_through_a_file(tmp_path: Path) -> None:
     save_schedule(Schedule(()), str(tmp_path / "s"))
     assert load_schedule(str(tmp_path / "s")).end_s == 0
 
 
-def test_events_are_put_in_order_and_heals_inherit_names() -> None:
+def test_events_are_sorted_and_heals_inherit_nemesis_and_variant() -> None:
     schedule = Schedule.from_json([entry(9, HEAL), entry(3, INJECT)])
     assert [(event.at_s, event.action) for event in schedule] == [(3, INJECT), (9, HEAL)]
     assert schedule.events[1] == FaultEvent(at_s=9, action=HEAL, fault_id="f1", nemesis="partition", variant="halves")
@@ -160,7 +160,7 @@ def test_every_problem_is_listed() -> None:
         assert expected in text
 
 
-def test_faults_must_pair_up() -> None:
+def test_injects_and_heals_must_pair_up() -> None:
     found = problems_of(
         [
             entry(1, HEAL, "f0"),
@@ -178,7 +178,7 @@ def test_faults_must_pair_up() -> None:
     ]
 
 
-def test_names_are_checked_where_they_are_known() -> None:
+def test_nemeses_and_variants_are_checked_against_the_known_ones() -> None:
     data = [entry(1, INJECT, variant="helves"), entry(2, INJECT, "f2", nemesis="fire")]
     found = problems_of(data, partition=["halves", "one"])
     assert found == [
@@ -188,7 +188,7 @@ def test_names_are_checked_where_they_are_known() -> None:
     assert len(Schedule.from_json(data)) == 2
 
 
-def test_a_flood_of_problems_is_counted() -> None:
+def test_only_the_first_50_problems_are_listed_and_the_rest_are_counted() -> None:
     found = problems_of([0] * 1000)
     assert len(found) == 51 and found[-1] == "and 950 more problems"
 
@@ -197,7 +197,7 @@ def test_a_flood_of_problems_is_counted() -> None:
     ("content", "reason"),
     [(b"{", "is not JSON"), (b"{}", "a schedule must be a list"), (b"\xff\xfe", "is not JSON"), (b"[" * 99999, "JSON")],
 )
-def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_an_invalid_file_is_reported_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(ScheduleError, match=reason) as caught:
@@ -205,7 +205,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, reason: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="No such file"):
         load_schedule(str(tmp_path / "none.json"))
 

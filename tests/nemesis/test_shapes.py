@@ -1,4 +1,4 @@
-"""Each shape keeps its promise for every number of hosts it accepts."""
+"""Each partition shape cuts what it promises, for every number of hosts it accepts."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def is_symmetric(grudge: Grudge) -> bool:
 
 
 def is_clean_split(hosts: list[str], grudge: Grudge) -> bool:
-    """Two groups, whole inside, everything cut between them."""
+    """Two groups, each fully connected, with every link between them cut."""
     small, large = components(hosts, grudge)
     return links_of(grudge) == links_of(split_grudge([small, large]))
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_any_shape_is_decided_by_the_seed_and_stays_among_the_hosts(name: str) -> None:
+def test_a_shape_is_determined_by_its_seed_and_cuts_only_links_between_its_hosts(name: str) -> None:
     @given(st.integers(SHAPES[name].minimum_hosts, 9), SEEDS)
     def check(count: int, seed: int) -> None:
         hosts = hosts_of(count)
@@ -70,7 +70,7 @@ def test_any_shape_is_decided_by_the_seed_and_stays_among_the_hosts(name: str) -
 
 
 @given(clusters("halves"))
-def test_halves_cut_the_first_half_off(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_halves_separate_the_first_half_of_the_hosts_from_the_second(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, _, grudge = cluster
     middle = len(hosts) // 2
     assert links_of(grudge) == links_of(split_grudge([hosts[:middle], hosts[middle:]]))
@@ -84,7 +84,7 @@ def test_random_halves_differ_by_one_host_at_most(cluster: tuple[list[str], str,
     assert is_clean_split(hosts, grudge)
 
 
-def test_random_halves_reach_every_half() -> None:
+def test_random_halves_can_choose_every_half() -> None:
     hosts = hosts_of(4)
     rng = random.Random(1)
     seen = {frozenset(components(hosts, SHAPES["random-halves"].grudge(hosts, rng))[0]) for _ in range(300)}
@@ -92,7 +92,7 @@ def test_random_halves_reach_every_half() -> None:
 
 
 @given(clusters("one"))
-def test_one_isolates_exactly_one(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_one_isolates_exactly_one_host(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, _, grudge = cluster
     alone, others = components(hosts, grudge)
     assert (len(alone), len(others)) == (1, len(hosts) - 1)
@@ -100,14 +100,14 @@ def test_one_isolates_exactly_one(cluster: tuple[list[str], str, Grudge]) -> Non
 
 
 @given(clusters("majority-minority"))
-def test_majority_minority_leaves_a_whole_majority(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_majority_minority_leaves_a_connected_majority(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, _, grudge = cluster
     minority, majority = components(hosts, grudge)
     assert len(majority) >= majority_of(len(hosts)) > len(minority) >= 1
     assert is_clean_split(hosts, grudge)
 
 
-def test_majority_minority_uses_every_size() -> None:
+def test_majority_minority_chooses_every_size_of_minority() -> None:
     rng = random.Random(2)
     hosts = hosts_of(7)
     shape = SHAPES["majority-minority"]
@@ -115,7 +115,7 @@ def test_majority_minority_uses_every_size() -> None:
 
 
 @given(clusters("majorities-ring", most=15))
-def test_ring_shows_everybody_another_majority(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_in_a_majorities_ring_every_host_sees_a_different_majority(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, _, grudge = cluster
     views = visible_from(grudge, hosts)
     assert all(host in view and len(view) >= majority_of(len(hosts)) for host, view in views.items())
@@ -124,14 +124,14 @@ def test_ring_shows_everybody_another_majority(cluster: tuple[list[str], str, Gr
 
 
 @given(SEEDS)
-def test_ring_of_five_is_exact(seed: int) -> None:
+def test_in_a_majorities_ring_of_five_every_host_sees_three(seed: int) -> None:
     hosts = hosts_of(5)
     views = visible_from(SHAPES["majorities-ring"].grudge(hosts, random.Random(seed)), hosts)
     assert {len(view) for view in views.values()} == {3}
 
 
 @given(clusters("bridge"))
-def test_bridge_is_the_only_way_across(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_a_bridge_is_the_only_connection_between_two_groups(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, _, grudge = cluster
     bridges = [host for host in hosts if all(host not in link for link in links_of(grudge))]
     assert len(bridges) == 1
@@ -151,7 +151,7 @@ def test_one_way_cuts_one_direction_between_two_groups(cluster: tuple[list[str],
     assert links == {(a, b) for a, b in permutations(hosts, 2) if a in silenced and b in deaf}
 
 
-def test_one_way_takes_either_direction() -> None:
+def test_one_way_can_cut_either_direction() -> None:
     rng = random.Random(3)
     hosts = hosts_of(2)
     seen = {link for _ in range(50) for link in links_of(SHAPES["one-way"].grudge(hosts, rng))}
@@ -159,14 +159,14 @@ def test_one_way_takes_either_direction() -> None:
 
 
 @given(clusters("leader"))
-def test_leader_stands_alone(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_the_leader_shape_isolates_the_leader(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, leader, grudge = cluster
     assert visible_from(grudge, hosts)[leader] == {leader}
     assert links_of(grudge) == links_of(split_grudge([[leader], [h for h in hosts if h != leader]]))
 
 
 @given(clusters("leader-minority"))
-def test_leader_minority_is_the_largest_minority(cluster: tuple[list[str], str, Grudge]) -> None:
+def test_leader_minority_puts_the_leader_in_the_largest_minority(cluster: tuple[list[str], str, Grudge]) -> None:
     hosts, leader, grudge = cluster
     minority, majority = components(hosts, grudge)
     assert leader in minority and 2 <= len(minority) == (len(hosts) - 1) // 2
@@ -175,7 +175,7 @@ def test_leader_minority_is_the_largest_minority(cluster: tuple[list[str], str, 
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_too_few_hosts_are_refused_by_name(name: str) -> None:
+def test_a_shape_refuses_too_few_hosts(name: str) -> None:
     shape = SHAPES[name]
     hosts = hosts_of(shape.minimum_hosts - 1)
     with pytest.raises(ShapeError, match=f"{name} needs at least {shape.minimum_hosts} hosts"):
@@ -185,7 +185,7 @@ def test_too_few_hosts_are_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(("leader", "reason"), [(None, "needs to know the leader"), ("n9", "is not one of")])
 @pytest.mark.parametrize("name", ["leader", "leader-minority"])
-def test_leader_shapes_refuse_a_bad_leader(name: str, leader: str | None, reason: str) -> None:
+def test_leader_shapes_refuse_a_missing_or_unknown_leader(name: str, leader: str | None, reason: str) -> None:
     with pytest.raises(ShapeError, match=reason):
         SHAPES[name].grudge(hosts_of(5), random.Random(0), leader)
 
@@ -208,7 +208,7 @@ def test_a_cut_can_be_named_by_its_hosts() -> None:
 
 
 @pytest.mark.parametrize("text", ["n1", "n1|", "n1|n1", "n1>n2>n3", "n1>n2|n3", "leader|n1", ""])
-def test_what_names_no_cut(text: str) -> None:
+def test_an_invalid_cut_is_refused(text: str) -> None:
     assert named_problem(text) is not None
     with pytest.raises(ShapeError):
         named_grudge(text)

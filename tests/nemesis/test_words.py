@@ -1,4 +1,4 @@
-"""How many there are of something, and how far off a clock is, in words."""
+"""Counted nouns with verbs that agree, and clock offsets in readable units."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_one_is_singular(number: int, counted: str, with_verb: str) -> None:
         (7_400_000, "2.1 h"), (172_800_000, "2.0 days"), (-819_936_000_000, "-9,490.0 days"),
     ],
 )  # fmt: skip
-def test_how_far_off_a_clock_is_is_told_in_a_unit_that_can_be_read(ms: int, text: str) -> None:
+def test_a_clock_offset_is_shown_in_a_readable_unit(ms: int, text: str) -> None:
     assert offset(ms) == text

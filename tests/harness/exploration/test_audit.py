@@ -36,7 +36,7 @@ def test_a_few_seeds_give_the_same_run_in_both_processes(capsys: pytest.CaptureF
     assert found["events"] > 2_000  # or nothing was compared
 
 
-def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -> None:
+def test_a_dependence_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(DEPENDS_ON_THE_HASH_SEED)
     done = subprocess.run(
         [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL],
@@ -64,7 +64,7 @@ if os.environ.get("PYTHONHASHSEED") == "4711":
 """
 
 
-def test_a_run_that_a_signal_cut_short_is_no_parting(tmp_path: Path) -> None:
+def test_a_run_that_a_signal_cut_short_is_not_reported_as_diverging(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TERMINATES_ITSELF)
     done = subprocess.run(
         [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL, "--time-limit", "6"],
@@ -77,8 +77,7 @@ def test_a_run_that_a_signal_cut_short_is_no_parting(tmp_path: Path) -> None:
     assert "interrupted by SIGTERM" in done.stderr and "diverge at event" not in done.stdout
 
 
-def test_the_runs_of_an_audit_end_with_it(tmp_path: Path) -> None:
-    """Also with one that is killed: nobody is there any more who would compare them."""
+def test_the_runs_of_an_audit_end_when_it_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", "audit", "--seeds", "1", *SMALL, "--time-limit", "600"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -92,7 +91,7 @@ def test_the_runs_of_an_audit_end_with_it(tmp_path: Path) -> None:
         return [int(pid) for task in children.glob("*/children") for pid in task.read_text().split()]
 
     try:
-        end_s = time.monotonic() + 120  # two harnesses are started, whatever else the machine does
+        end_s = time.monotonic() + 120  # two harnesses are started, perhaps on a busy machine
         while not (pids := simulating()) and time.monotonic() < end_s:
             time.sleep(0.05)
         assert pids
@@ -106,7 +105,7 @@ def test_the_runs_of_an_audit_end_with_it(tmp_path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended; who inherits it may not ask for its status soon."""
+    """Whether this process exists and is no zombie: its new parent may be slow to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -114,7 +113,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("differs", "status"), [(False, 2), (True, 1)])
-def test_an_audit_that_is_interrupted_says_what_it_found(
+def test_an_interrupted_audit_reports_what_it_has_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, differs: bool, status: int
 ) -> None:
     def audited(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
@@ -132,26 +131,28 @@ def test_an_audit_that_is_interrupted_says_what_it_found(
     assert "interrupted; 2 of 5 seeds compared" in captured.err
 
 
-def test_the_first_difference_of_two_files() -> None:
+def test_the_first_difference_of_two_files_is_found() -> None:
     assert first_difference(["a\n", "b\n"], ["a\n", "b\n"]) is None
     assert first_difference(["a\n", "b\n"], ["a\n", "c\n"]) == (2, ("b", "c"))
     assert first_difference(["a\n"], ["a\n", "c\n"]) == (2, ("(ended)", "c"))
 
 
-def test_an_interpreter_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_interpreter_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", *SMALL, "--python", "/nowhere/python"]) == 254
     assert capsys.readouterr().err == "harness: --python /nowhere/python: there is no such interpreter\n"
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/bin/true"])
-def test_an_interpreter_that_cannot_run_it_is_one_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interpreter_that_cannot_run_the_harness_is_reported_in_one_line(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["audit", *SMALL, "--seeds", "1", "--python", program]) == 254
     assert capsys.readouterr().err == (
         f"harness: --python {program} cannot run the harness: name an interpreter that has splitbrain installed\n"
     )
 
 
-def test_an_interpreter_without_the_harness_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interpreter_without_the_harness_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -159,7 +160,7 @@ def test_an_interpreter_without_the_harness_is_one_line(tmp_path: Path, capsys: 
     assert "ModuleNotFoundError: No module named 'harness'" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_run_that_chance_decides_is_shown_without_the_stacks_of_other_events(tmp_path: Path) -> None:
+def test_a_divergence_by_chance_is_reported_without_the_stacks_of_other_events(tmp_path: Path) -> None:
     by_chance = DEPENDS_ON_THE_HASH_SEED.replace("random.Random(hash(name))", "random.SystemRandom()")
     (tmp_path / "sitecustomize.py").write_text(by_chance)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a run did as facts: what makes two of them one, and what they leave alone."""
+"""The behaviour of a run as facts: what distinguishes them, and that recording them does not change the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(steps: list[Step], faults: list[dict[str, object]] | None = None) ->
     return {fact for fact, _ in facts_of(steps, faults or [], zero_s=0.0)}
 
 
-def test_names_of_members_make_no_difference_and_who_is_the_same_does() -> None:
+def test_facts_ignore_the_names_of_members_but_not_their_identity() -> None:
     one = [step(1.0, "n1"), step(1.2, "n2", "elected", "leader"), step(1.3, "n1", "matched")]
     renamed = [step._replace(host={"n1": "n3", "n2": "n1"}[step.host]) for step in one]
     assert numbers(one) == numbers(renamed)
@@ -47,7 +47,7 @@ def test_each_part_of_a_fact_tells_runs_apart() -> None:
         assert numbers(base) != numbers(other)
 
 
-def test_faults_count_while_they_are_in_force() -> None:
+def test_faults_are_part_of_facts_while_they_are_in_force() -> None:
     fault = {"nemesis": "kill", "start_ns": 2_000_000_000, "end_ns": 3_000_000_000}
     for at_s, counts in ((1.9, False), (2.1, True), (2.9, True), (3.1, False)):
         assert (numbers([step(at_s)], [fault]) != numbers([step(at_s)])) == counts, at_s
@@ -61,14 +61,14 @@ def test_a_fact_has_the_moment_at_which_it_first_held() -> None:
     assert facts[0][1] == 1.0 and len({fact for fact, _ in facts}) == len(facts)
 
 
-def test_numbers_are_bounded() -> None:
+def test_the_numbers_of_facts_are_bounded() -> None:
     rng = random.Random(1)
     kinds = [f"kind {number}" for number in range(50)]
     steps = [step(float(at_s), rng.choice(("n1", "n2", "n3")), rng.choice(kinds)) for at_s in range(500)]
     assert all(0 <= fact < 1 << FACT_BITS for fact in numbers(steps)) and len(numbers(steps)) > 500
 
 
-def test_a_run_is_the_same_whether_or_not_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_facts_does_not_change_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="log", nemesis=(), nemesis_interval_s=5.0, time_limit_s=4.0,
         concurrency=3, rate=50.0, seed=1, settings={},

@@ -28,7 +28,7 @@ ENDS = st.lists(st.tuples(st.integers(1, 30).map(float), st.booleans()), min_siz
 
 
 def share_found(ends: list[tuple[float, bool]], by: float) -> float:
-    """What Kaplan and Meier say of how many have found something by a moment, from the formula as it is written."""
+    """The Kaplan-Meier estimate of the share that has found something by a moment, straight from its formula."""
     left = 1.0
     for moment in sorted({value for value, is_found in ends if is_found and value <= by}):
         at_risk = sum(value >= moment for value, _ in ends)
@@ -37,7 +37,7 @@ def share_found(ends: list[tuple[float, bool]], by: float) -> float:
 
 
 @given(ends=ENDS, ratio=st.sampled_from((0.1, 0.5, 0.9)))
-def test_a_quantile_is_the_first_moment_by_which_so_many_have_found_something(
+def test_a_quantile_is_the_first_moment_at_which_the_estimate_reaches_its_ratio(
     ends: list[tuple[float, bool]], ratio: float
 ) -> None:
     at = quantile(ends, ratio)
@@ -47,7 +47,7 @@ def test_a_quantile_is_the_first_moment_by_which_so_many_have_found_something(
 
 
 @given(values=st.lists(st.integers(1, 100).map(float), min_size=1, max_size=20))
-def test_where_every_search_finds_it_is_an_ordinary_quantile(values: list[float]) -> None:
+def test_if_every_search_succeeds_it_is_an_ordinary_quantile(values: list[float]) -> None:
     assert quantile([(value, True) for value in values], 0.5) == sorted(values)[math.ceil(len(values) / 2) - 1]
     assert quantile([(value, False) for value in values], 0.1) is None
 
@@ -60,7 +60,7 @@ def result(mutant: str, ground: str, number: int, *, seeds: int, is_found: bool)
     }  # fmt: skip
 
 
-def test_the_table_says_what_was_not_found() -> None:
+def test_the_table_names_the_mutants_that_were_not_found() -> None:
     results = [
         *(result("accept-gap", "log", number, seeds=3, is_found=True) for number in range(4)),
         result("accept-gap", "log", 4, seeds=9, is_found=False),
@@ -97,7 +97,7 @@ def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert both.index("| accept-gap | log | 1 of 2 |") < both.index("of before") and "| log | 0 of 1 |" in both
 
 
-def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_with_and_without_a_guide_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_blind, "blind_search", fake_search)
     path = tmp_path / "blind.jsonl"
     for ways in ((False,), (False, True)):
@@ -107,12 +107,10 @@ def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.
     seen = [(each["number"], each["guided"], each["load"]) for each in read_results(path)]
     assert seen == [(0, False, SMALL), (1, False, SMALL), (0, True, SMALL), (1, True, SMALL)]
     measure_blind(["accept-gap"], searches=3, budget_s=1.0, jobs=1, path=path, until_s=0.0)
-    assert len(read_results(path)) == 4, "none is begun when the time is over"
+    assert len(read_results(path)) == 4, "no search starts when the time is over"
 
 
-def test_searches_of_two_commits_are_not_compared_and_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_searches_of_two_commits_are_not_compared_but_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_blind, "blind_search", fake_search)
     path = tmp_path / "blind.jsonl"
     random_one = {**result("accept-gap", "log", 0, seeds=9, is_found=False), "load": SMALL, "guided": False}
@@ -126,7 +124,7 @@ def test_searches_of_two_commits_are_not_compared_and_made_again(
     assert any("| accept-gap | log | 1 of 1 |" in line for line in guide_table(read_results(path)))
 
 
-def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
+def test_a_guide_is_compared_by_searches_that_were_made_with_and_without_it() -> None:
     def search(number: int, core_s: int, *, is_guided: bool) -> dict[str, Any]:
         found = result("accept-gap", "log", number, seeds=core_s, is_found=core_s < 60)
         return {**found, "guided": is_guided, "load": SMALL}
@@ -139,7 +137,7 @@ def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
     assert "on a quiet machine" in text and "from the same seeds, of 60 core s:" in text
     assert guide_table(random_ones) == []
     few = [each for each in [*random_ones, *guided] if each["number"] < 4]
-    assert "| 20 | 22 |  |" in "\n".join(guide_table(few)), "of fewer than five there is no interval"
+    assert "| 20 | 22 |  |" in "\n".join(guide_table(few)), "fewer than five give no interval"
     assert "| accept-gap | log | 5 of 5 |" not in "\n".join(blind_table([*random_ones, *guided])).split("### With")[0]
 
 

@@ -22,31 +22,31 @@ from harness.recovery import RECOVERS
 from nemesis.schedule import Schedule
 
 NOTHING = Symptom(check=INVARIANTS, rule="a rule that nothing breaks", until_s=2.5)
-"""Watched for, continuations go on to the end of their time."""
+"""It never shows, so that continuations run to the end of their time."""
 
 EVERYTHING_S = (-1000.0, 1000.0)
 
 
 def parts() -> Parts:
-    """A run of which a leader is cut off at about 1.2 s."""
+    """A run in which a leader is cut off at about 1.2 s."""
     return parts_of(*SCENARIOS["stale-leader-reads"].run_of("stale-leader-reads", 1))
 
 
 class Kept:
-    """What a passage and its continuations leave of themselves: history, and what the cluster and its network did."""
+    """What a passage and its continuations have recorded: the history, and what the cluster and its network did."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def of(self, branch: int | None = None, seed: int | None = None) -> tuple[str, list[str]]:
-        """History and deeds, of the run itself without a branch."""
+        """History and actions; those of the run itself without a branch."""
         name = "course" if branch is None else f"{branch}.{seed}"
         history, deeds = ((self._directory / f"{name}.{what}").read_text() for what in ("history", "deeds"))
         return history, deeds.splitlines()
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Kept:
-    """Let every process of a passage write down what it has seen before it ends."""
+    """Have every process of a passage store its records before it ends."""
     leave = continuations._Conductor._leave
 
     def written(self: continuations._Conductor, *, fails: bool | None) -> None:
@@ -67,7 +67,7 @@ def passage(zero_s: float | None = None, *branches: Branch, symptom: Symptom = N
 
 
 def until(at_s: float, history: str, deeds: list[str], zero_s: float) -> tuple[list[str], list[str]]:
-    """What is before a moment."""
+    """The part before a moment."""
     events = [line for line in history.splitlines() if int(line.split('"time":')[1].split(",")[0]) < at_s * 1e9 - 1]
     return events, [line for line in deeds if float(line.split()[0]) < zero_s + at_s]
 
@@ -77,7 +77,7 @@ def zero_s() -> float:
     return follow(parts(), passage()).zero_s
 
 
-@settings(  # an example takes seconds: a smaller one is not looked for
+@settings(  # an example takes seconds, so failing ones are not shrunk
     max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_continuation_is_the_run_up_to_its_fork(
         follow(parts(), passage())
         alone = kept.of()
         follow(parts(), passage(zero_s, Branch(at_s=at_s, has_faults=has_faults, seeds=(seed,))))
-        assert kept.of() == alone, "the run is not disturbed by what is forked from it"
+        assert kept.of() == alone, "forks do not disturb the run"
         history, deeds = kept.of(0, seed)
         assert until(at_s, history, deeds, zero_s) == until(at_s, *alone, zero_s)
         if at_s < 1:  # later on all may wait for the cut to end
@@ -106,7 +106,7 @@ def test_without_a_seed_a_continuation_is_the_run_to_its_end(
         assert kept.of(number) == kept.of()
 
 
-def test_from_the_beginning_a_continuation_is_the_run_of_its_seed(
+def test_a_continuation_from_the_beginning_is_the_run_of_its_seed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
 ) -> None:
     kept = keep(monkeypatch, tmp_path)
@@ -119,7 +119,7 @@ def test_from_the_beginning_a_continuation_is_the_run_of_its_seed(
     assert continued[0] == of_seed[0]
 
 
-def test_the_same_seeds_give_the_same_whatever_the_number_of_jobs(
+def test_the_number_of_jobs_does_not_change_continuations(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
 ) -> None:
     seen = []
@@ -135,7 +135,7 @@ def test_the_same_seeds_give_the_same_whatever_the_number_of_jobs(
     assert seen[0] == seen[1]
 
 
-def test_a_run_that_need_not_go_on_ends_with_its_last_branch(zero_s: float) -> None:
+def test_a_passage_that_is_not_whole_ends_with_its_last_branch(zero_s: float) -> None:
     branches = [Branch(at_s=2.0, seeds=(1, 2)), Branch(at_s=1.0, has_faults=False, seeds=(1, 2, 3))]
     whole = passage(zero_s, *branches, symptom=Symptom(check=INVARIANTS, rule="quorum", until_s=4.2))
     course, part = follow(parts(), whole), follow(parts(), dataclasses.replace(whole, is_whole=False))
@@ -144,7 +144,7 @@ def test_a_run_that_need_not_go_on_ends_with_its_last_branch(zero_s: float) -> N
     assert (part.fails, part.end_s) == (None, pytest.approx(2.0))
 
 
-def test_the_symptom_shows_in_all_or_in_none_where_it_must(zero_s: float) -> None:
+def test_the_symptom_shows_in_no_healed_continuation_and_in_every_late_one(zero_s: float) -> None:
     """Without faults the quorum is never lost; once the violation is there it stays."""
     symptom = Symptom(check=INVARIANTS, rule="quorum", until_s=4.2)
     branches = [Branch(at_s=0.0, has_faults=False, seeds=range(4)), Branch(at_s=4.1, seeds=range(4))]
@@ -154,7 +154,7 @@ def test_the_symptom_shows_in_all_or_in_none_where_it_must(zero_s: float) -> Non
     assert len(course.fates) == 8
 
 
-def test_what_only_shows_at_the_end_is_judged_there() -> None:
+def test_a_symptom_that_shows_only_at_the_end_is_judged_there() -> None:
     scenario = dataclasses.replace(SCENARIOS["ha-ack-when-sent"], round_s=2.5)
     lossy = parts_of(*scenario.run_of("ha-ack-when-sent", 1))
     symptom = Symptom(check="total-queue")
@@ -167,10 +167,10 @@ def test_what_only_shows_at_the_end_is_judged_there() -> None:
     assert sorted((fate.branch, fate.fails) for fate in course.fates) == [(0, False), (1, True), (1, True)]
 
 
-def test_a_continuation_that_does_not_come_back_is_waited_for_a_third_as_long_and_not_read(
+def test_a_continuation_has_a_third_of_the_time_to_recover_and_no_final_reads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By its own randomness it is the run, which fails; the run itself has all of its time, and its final reads."""
+    """Without a seed it repeats the run, which fails; the run itself has all of its time, and its final reads."""
     leave = continuations._Conductor._leave
 
     def dated(self: continuations._Conductor, *, fails: bool | None) -> None:
@@ -195,7 +195,7 @@ def test_a_continuation_that_does_not_come_back_is_waited_for_a_third_as_long_an
     assert (was_read, part_was_read) == ("True", "False")
 
 
-def test_a_continuation_that_comes_back_is_known_to() -> None:
+def test_a_continuation_that_recovers_does_not_fail() -> None:
     lost = parts_of(*SCENARIOS["vote-without-fsync"].run_of("vote-without-fsync", 1))
     symptom = Symptom(check=RECOVERS)
     zero_s = follow(lost, Passage(symptom=symptom)).zero_s
@@ -212,7 +212,9 @@ def test_an_act_is_done_in_the_continuation_only(zero_s: float, tmp_path: Path) 
     assert course.parts_at is None
 
 
-def test_another_history_is_noticed_by_its_first_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_first_event_that_differs_from_the_stored_history_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     kept = keep(monkeypatch, tmp_path)
     follow(parts(), passage())
     lines = kept.of()[0].splitlines(keepends=True)
@@ -228,13 +230,13 @@ def test_another_history_is_noticed_by_its_first_event(monkeypatch: pytest.Monke
     assert compared(lines[:9]).parts_at == 10
 
 
-def test_a_collector_that_sets_nothing_aside_will_do(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuations_work_without_gc_freeze(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuations, "gc", SimpleNamespace())  # as on PyPy, which has no freeze()
     course = follow(parts(), passage(zero_s, Branch(at_s=1.0, seeds=(1,))))
     assert [fate.fails for fate in course.fates] == [False]
 
 
-def test_what_goes_wrong_in_a_process_is_said(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_process_of_a_passage_is_raised(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise ZeroDivisionError("of an act")
 
@@ -252,7 +254,7 @@ def test_the_online_checker_ends_a_continuation(zero_s: float) -> None:
     assert all(fate.fails for fate in course.fates)
 
 
-def test_a_run_that_its_first_violation_ends_is_known_to_have_it(zero_s: float) -> None:
+def test_a_run_that_fail_fast_ended_counts_as_failed(zero_s: float) -> None:
     whole = parts()
     ended = dataclasses.replace(whole, test=dataclasses.replace(whole.test, fail_fast=True))
     symptom = Symptom(check=ONLINE, until_s=1000.0)
@@ -262,9 +264,9 @@ def test_a_run_that_its_first_violation_ends_is_known_to_have_it(zero_s: float) 
     assert [fate.fails for fate in course.fates] == [True]
 
 
-def test_a_continuation_whose_end_comes_before_its_time_is_known_to_hold(zero_s: float) -> None:
+def test_a_continuation_that_ends_before_its_time_counts_as_not_failed(zero_s: float) -> None:
     whole = parts()
-    sound = dataclasses.replace(whole, schedule=Schedule(()))  # without a cut nobody asks a leader that is none
+    sound = dataclasses.replace(whole, schedule=Schedule(()))  # without a cut no client asks a deposed leader
     symptom = Symptom(check=ONLINE, until_s=1000.0)
     course = follow(sound, passage(zero_s, Branch(at_s=2.0, seeds=(1,)), symptom=symptom))
     assert course.end_s < 1000.0

@@ -1,4 +1,4 @@
-"""Where a violation was decided: the search on made-up curves, and on runs whose deciding step is known."""
+"""When a violation was decided: the search on made-up curves, and on runs whose deciding step is known."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ VIOLATION = Violation(check=INVARIANTS, rule="votes", text="votes: n1 voted twic
 
 
 def quiet(_: str) -> None:
-    """Hears nothing."""
+    """Discards the message."""
 
 
 def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callable[[Parts, Passage], Course]:
-    """Passages whose continuations fail with that chance; `asked` gets how many moments each looked at."""
+    """Passages whose continuations fail with that chance; `asked` gets the number of moments of each passage."""
 
     def passed(_: Parts, passage: Passage) -> Course:
         asked.append(len(passage.branches))
@@ -71,7 +71,7 @@ def searched(
     seed: int = 1,
     violation: Violation = VIOLATION,
 ) -> tuple[Deciding, int]:
-    """What is found, and how many moments were looked at."""
+    """The result, and how many moments were examined."""
     asked: list[int] = []
     search = Search(seed=seed, points=points, runs=runs, jobs=1, say=quiet, perform=made_up(chance, asked))
     parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
@@ -80,13 +80,13 @@ def searched(
 
 
 def stepped(step_s: float, *, before: float, after: float) -> Deciding:
-    """What is found where these parts fail before a moment and from it on."""
+    """The result if these shares fail before a moment, and from it on."""
     return searched(lambda at_s, _: after if at_s >= step_s else before)[0]
 
 
 @settings(max_examples=60, deadline=None)
 @given(step_s=st.floats(0.1, 7.9), width_s=st.floats(0.0, 2.0), runs=st.integers(2, 40))
-def test_where_continuations_agree_there_are_no_more_of_them(step_s: float, width_s: float, runs: int) -> None:
+def test_moments_whose_continuations_agree_get_no_more_of_them(step_s: float, width_s: float, runs: int) -> None:
     def rising(at_s: float, _: bool) -> float:
         return min(1.0, max(0.0, (at_s - step_s) / width_s if width_s else float(at_s >= step_s)))
 
@@ -103,8 +103,8 @@ def test_where_continuations_agree_there_are_no_more_of_them(step_s: float, widt
                 assert point.runs == runs or point.fails in (0, point.runs) or point.at_s in firsts
 
 
-def test_where_the_curve_does_not_rise_few_continuations_do() -> None:
-    """A third fail anyhow before the step: at nearly every moment some do and some do not."""
+def test_flat_parts_of_a_curve_get_few_continuations() -> None:
+    """A third fail even before the step: at nearly every moment some fail and some do not."""
     rng = random.Random(11)
     performed = 0
     for _ in range(20):
@@ -115,19 +115,19 @@ def test_where_the_curve_does_not_rise_few_continuations_do() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(step_s=st.floats(0.001, 7.9))
-def test_a_step_is_found_to_the_width_of_a_message(step_s: float) -> None:
+def test_a_step_is_found_to_within_a_few_minimum_widths(step_s: float) -> None:
     found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s))
     assert found.jump is not None
     assert found.jump.before.has_faults is True
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert found.jump.after.at_s - found.jump.before.at_s < 20 * MIN_WIDTH_S
     assert points <= 40
-    assert found.jump.before.runs == found.jump.after.runs == 30, "those that are named have all their continuations"
+    assert found.jump.before.runs == found.jump.after.runs == 30, "the ends of the jump have all their continuations"
 
 
 @settings(max_examples=100, deadline=None)
 @given(step_s=st.floats(0.001, 7.9))
-def test_what_shows_at_the_end_is_found_by_halving(step_s: float) -> None:
+def test_a_violation_that_shows_only_at_the_end_is_found_by_bisection(step_s: float) -> None:
     """Each continuation is performed to the end, and six cuts at a time would take more than 400 of them."""
     at_the_end = dataclasses.replace(VIOLATION, at_s=None)
     found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s), violation=at_the_end)
@@ -138,9 +138,7 @@ def test_what_shows_at_the_end_is_found_by_halving(step_s: float) -> None:
 
 
 @pytest.mark.parametrize(("lucky", "confirming"), [(0.0, 10), (0.2, 30)])
-def test_what_is_found_is_confirmed_by_others_and_by_all_of_them_where_it_is_not_plain(
-    lucky: float, confirming: int
-) -> None:
+def test_a_jump_is_confirmed_by_other_seeds_and_by_all_of_them_if_it_is_unclear(lucky: float, confirming: int) -> None:
     seen: list[tuple[float, int | None]] = []
     perform = made_up(lambda at_s, _: 1.0 - lucky if at_s >= 3.0 else lucky, [])
 
@@ -156,8 +154,8 @@ def test_what_is_found_is_confirmed_by_others_and_by_all_of_them_where_it_is_not
         assert len({seed for at_s, seed in seen if at_s == end.at_s}) == end.runs + confirming
 
 
-def test_a_step_among_accidents_is_found_mostly() -> None:
-    """One in ten fails anyhow before it, one in ten is lucky after it."""
+def test_a_step_among_noise_is_usually_found() -> None:
+    """One in ten fails before it, and one in ten does not fail after it."""
     rng = random.Random(7)
     near = 0
     for _ in range(40):
@@ -167,9 +165,8 @@ def test_a_step_among_accidents_is_found_mostly() -> None:
     assert near >= 36
 
 
-def test_accidents_alone_are_no_step() -> None:
-    """Half of all fail, whenever they part: a few runs at one moment and a few at another may differ by much, and all
-    of them do not."""
+def test_a_jump_found_in_noise_has_all_continuations_and_is_sure() -> None:
+    """Half of all fail, wherever they fork: a few runs of two moments may differ by much, all runs of them do not."""
     for runs in range(6, 40):
         found, points = searched(lambda at_s, has_faults: 0.5, runs=runs)
         assert points <= 40
@@ -178,15 +175,15 @@ def test_accidents_alone_are_no_step() -> None:
             assert found.jump.is_sure
 
 
-def test_the_steepest_of_many_accidents_is_not_taken_for_a_step() -> None:
-    """Of five continuations each, of which half fail, some two moments of forty differ by four."""
+def test_the_steepest_rise_in_noise_is_rarely_taken_for_a_step() -> None:
+    """With five continuations each, of which half fail, some two of forty moments differ by four."""
     found = [searched(lambda at_s, has_faults: 0.5, runs=5, seed=seed)[0].jump for seed in range(60)]
     assert sum(jump is not None for jump in found) <= 6
 
 
 @settings(max_examples=50, deadline=None)
 @given(step_s=st.floats(0.0, 7.9))
-def test_where_the_faults_decide_the_second_curve_has_the_step(step_s: float) -> None:
+def test_if_the_faults_decide_the_step_is_found_on_the_healed_curve(step_s: float) -> None:
     found, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= step_s else 0.0)
     assert found.jump is not None
     assert found.jump.before.has_faults is False
@@ -202,8 +199,8 @@ def test_a_curve_that_begins_high_gets_no_more_moments() -> None:
     assert not found.is_cut_short
 
 
-def test_a_rise_before_the_load_is_named_only_where_there_is_no_other() -> None:
-    """Who leads when the load begins decides it with the faults; without them it is decided later, or never."""
+def test_a_rise_before_the_load_is_named_only_if_there_is_no_other() -> None:
+    """With the faults, the leader at the start of the load decides; without them it is decided later, or never."""
 
     def share(at_s: float, has_faults: bool, *, step_s: float) -> float:
         return float(at_s >= (-0.05 if has_faults else step_s))
@@ -212,7 +209,7 @@ def test_a_rise_before_the_load_is_named_only_where_there_is_no_other() -> None:
     assert found.jump is not None and points <= 40
     assert found.jump.before.has_faults is False
     assert found.jump.before.at_s < 6.4 <= found.jump.after.at_s
-    assert len(found.curve(has_faults=True)) == 2, "no more moments than to know it"
+    assert len(found.curve(has_faults=True)) == 2, "no more moments than needed to know it"
 
     found, points = searched(lambda at_s, has_faults: share(at_s, has_faults, step_s=9.0))
     assert found.jump is not None and points <= 40
@@ -221,8 +218,8 @@ def test_a_rise_before_the_load_is_named_only_where_there_is_no_other() -> None:
 
 
 @pytest.mark.parametrize("step_s", [2.6, 5.0, 7.3])
-def test_where_the_faults_make_many_fail_from_the_start_healing_is_looked_at_first(step_s: float) -> None:
-    """As the planned faults go on there are three steps, none of which is most of the rise."""
+def test_the_healed_curve_is_examined_first_if_many_runs_fail_from_the_start(step_s: float) -> None:
+    """With the planned faults there are three steps, none of which is most of the rise."""
 
     def share(at_s: float, has_faults: bool) -> float:
         return float(at_s >= step_s) if not has_faults else 0.35 + 0.2 * sum(at_s >= at for at in (1.5, 3.5, 6.5))
@@ -231,10 +228,10 @@ def test_where_the_faults_make_many_fail_from_the_start_healing_is_looked_at_fir
     assert found.jump is not None and points <= 40
     assert found.jump.before.has_faults is False
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
-    assert len(found.curve(has_faults=True)) <= 2, "no more moments than to know it"
+    assert len(found.curve(has_faults=True)) <= 2, "no more moments than needed to know it"
 
 
-def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() -> None:
+def test_a_search_with_too_few_moments_is_distinguished_from_one_without_a_jump() -> None:
     few, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=2)
     assert (points, few.jump, few.is_cut_short) == (2, None, True)
     assert few.to_json()["is_cut_short"] is True
@@ -250,7 +247,7 @@ def never(_: Parts, passage: Passage) -> Course:
 
 
 @pytest.mark.parametrize("passages", range(2, 7))
-def test_a_search_that_is_interrupted_has_the_moments_that_it_looked_at(passages: int) -> None:
+def test_an_interrupted_search_returns_the_moments_that_it_has_examined(passages: int) -> None:
     asked: list[int] = []
     whole = made_up(lambda at_s, _: float(at_s >= 3.0), asked)
 
@@ -267,7 +264,7 @@ def test_a_search_that_is_interrupted_has_the_moments_that_it_looked_at(passages
     assert all(point.runs for point in found.points)
 
 
-def test_a_search_that_is_interrupted_at_once_has_nothing() -> None:
+def test_a_search_interrupted_before_its_first_moment_raises() -> None:
     parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
     search = Search(seed=1, points=40, runs=30, jobs=1, say=quiet, perform=never)
     with pytest.raises(KeyboardInterrupt):
@@ -275,7 +272,7 @@ def test_a_search_that_is_interrupted_at_once_has_nothing() -> None:
 
 
 @pytest.mark.parametrize("points", [1, 2, 10, 40])
-def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) -> None:
+def test_other_violations_are_not_examined_if_one_takes_all_moments(points: int) -> None:
     said: list[str] = []
     search = Search(
         seed=1, points=points, runs=30, jobs=1, say=said.append,
@@ -290,7 +287,7 @@ def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) 
     assert said[-1] == "1 other violation not examined: no moments are left, raise --points"
 
 
-def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
+def test_the_healed_curve_gets_moments_if_the_first_curve_is_doubtful() -> None:
     """Most fail with the faults, all once it is decided; the step is clear only where the faults are healed."""
     found, points = searched(
         lambda at_s, has_faults: 1.0 if at_s >= 5.0 else 0.7 if has_faults else 0.0, points=34, runs=30
@@ -301,8 +298,8 @@ def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
 
 
 @pytest.mark.parametrize("step_s", [2.6, 5.0, 7.3])
-def test_where_the_first_curve_has_the_step_after_all_it_gets_the_moments_of_the_second(step_s: float) -> None:
-    """A part fails anyhow, so that the rise is a doubtful one at first: a fifth at the start, more of them later."""
+def test_the_first_curve_gets_the_remaining_moments_if_it_has_the_step_after_all(step_s: float) -> None:
+    """Some fail even before it, a fifth at the start and more later, so that the rise is doubtful at first."""
 
     def share(at_s: float, has_faults: bool) -> float:
         return 1.0 if at_s >= step_s else 0.0 if not has_faults else 0.3 if at_s > 0.0 else 0.2
@@ -314,8 +311,8 @@ def test_where_the_first_curve_has_the_step_after_all_it_gets_the_moments_of_the
     assert found.jump.after.at_s - found.jump.before.at_s < 0.05
 
 
-def test_what_can_be_prevented_until_it_shows_is_decided_as_it_shows() -> None:
-    """At the violation's own moment the faults are healed before it comes."""
+def test_a_violation_preventable_until_it_shows_is_decided_when_it_shows() -> None:
+    """Healing the faults at the violation's own moment still prevents it."""
     seen_s = VIOLATION.at_s
     assert seen_s is not None
     found, points = searched(lambda at_s, has_faults: 0.5 if has_faults else float(at_s > seen_s))
@@ -326,7 +323,7 @@ def test_what_can_be_prevented_until_it_shows_is_decided_as_it_shows() -> None:
     assert points <= 40
 
 
-def test_what_always_fails_is_decided_by_no_moment_and_costs_one_point() -> None:
+def test_a_run_that_always_fails_has_no_deciding_moment_and_costs_one_point() -> None:
     found, points = searched(lambda at_s, has_faults: 1.0)
     assert found.jump is None
     assert points == 1
@@ -335,7 +332,7 @@ def test_what_always_fails_is_decided_by_no_moment_and_costs_one_point() -> None
 def test_a_curve_that_rises_slowly_has_no_short_jump() -> None:
     found, points = searched(lambda at_s, has_faults: min(1.0, max(0.0, at_s / 8)) if has_faults else 0.5)
     assert found.jump is not None
-    assert found.jump.after.at_s - found.jump.before.at_s > 3, "it says how long it takes"
+    assert found.jump.after.at_s - found.jump.before.at_s > 3, "the jump is as wide as the rise"
     slow, _ = searched(lambda at_s, has_faults: 0.5)
     assert slow.jump is None
     assert points <= 40
@@ -376,14 +373,14 @@ def test_the_best_jump_is_the_shortest_with_most_of_the_rise() -> None:
     assert best_jump(curve[:1]) is None
 
 
-def test_the_first_moments_have_both_ends() -> None:
+def test_the_first_moments_include_both_ends() -> None:
     for load_s in (None, 6.0, 8.0, 9.0):
         moments = coarse_moments(-0.1, 8.0, load_s=load_s)
         assert (moments[0], moments[1], moments[-1]) == (-0.1, 0.0, 8.0)
     assert PARTS >= 2
 
 
-def test_what_shows_at_the_end_is_looked_for_in_the_load_first() -> None:
+def test_a_violation_that_shows_only_at_the_end_is_first_looked_for_in_the_load() -> None:
     moments = coarse_moments(-0.1, 80.0, load_s=6.0)
     assert [at_s for at_s in moments if 0 <= at_s <= 6] == [number * 1.5 for number in range(5)]
     assert moments[-2:] == [6.0, 80.0]
@@ -408,7 +405,7 @@ def performed(name: str, directory: Path, **changes: object) -> tuple[Parts, Run
 
 @pytest.mark.long
 def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
-    """The leader is removed at 1 to 1.3 s, which it takes no notice of: that it was removed decides that it goes on."""
+    """The leader is removed at 1 to 1.3 s and goes on leading: its removal decides the violation."""
     parts, run_dir, results = performed("removed-leader-stays", tmp_path)
     violations = violations_of(parts, results, run_dir.history_path)
     assert violations[0].rule == "membership"
@@ -430,10 +427,10 @@ def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
     ends = [point for point in found[0]["points"] if point["at_s"] == found[0]["end_s"]]
     assert all(point["holds"] == 0 for point in ends), "at the end all fail"
     begin = [point for point in found[0]["points"] if point["at_s"] == found[0]["begin_s"] and not point["has_faults"]]
-    assert [point["fails"] for point in begin] == [0], "without any fault none does"
+    assert [point["fails"] for point in begin] == [0], "without any fault none fails"
 
 
-def test_a_run_that_cannot_be_explained_says_why(tmp_path: Path) -> None:
+def test_an_error_says_why_a_run_cannot_be_explained(tmp_path: Path) -> None:
     parts, run_dir, results = performed("no-step-down", tmp_path)
     violations = violations_of(parts, results, run_dir.history_path)
     search = Search(seed=1, points=4, runs=2, jobs=1, say=quiet)
@@ -464,13 +461,11 @@ def test_replicas_that_are_stuck_are_explained_although_the_verdict_is_unknown(t
     (_, *invalid) = violations_of(
         parts, {**results, "valid": False, "checks": {**results["checks"], "log": LOST}}, run_dir.history_path
     )
-    assert invalid == [violation], "last, as what says least"
+    assert invalid == [violation], "it comes last, as the least specific one"
 
 
 @pytest.mark.parametrize(
     ("replicas", "fails"), [({"valid": "unknown", "reason": "n2 is away"}, True), ({"valid": True}, False), ({}, False)]
 )
-def test_a_continuation_is_stuck_where_its_replicas_cannot_be_compared(
-    replicas: dict[str, object], fails: bool
-) -> None:
+def test_a_continuation_is_stuck_if_its_replicas_cannot_be_compared(replicas: dict[str, object], fails: bool) -> None:
     assert Symptom(check=STUCK).is_in({"checks": {"replicas": replicas}}) is fails

@@ -1,4 +1,4 @@
-"""How the benchmark of `harness explain` takes a mutant out of a run, and what its page says."""
+"""How the benchmark of `harness explain` removes a mutant from a running test, and what its page says."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOAD_S = 1.0
 
 
 def _traces_of_mutants() -> list[object]:
-    """Parts of a mutant's class, and whatever holds a mutant's stand-in or method."""
+    """Objects of a mutant's classes, and objects that hold a mutant's replacement or method."""
 
     def is_of_mutants(module: object) -> bool:
         # Classes written in C may have a descriptor there.
@@ -53,11 +53,11 @@ def _traces_of_mutants() -> list[object]:
 @pytest.mark.parametrize(
     "mutant",
     [
-        "end-term-from-current-term",  # a stand-in in the place of the log
+        "end-term-from-current-term",  # replaces the log
         "ack-before-quorum",  # its methods are held by the watch over replicas
-        "compare-index-only",  # and here by a function around one
+        "compare-index-only",  # and here by a function that wraps one
         "ack-before-fsync",  # and a switch of the writer's
-        "lease-on-wall-clock",  # parts that are made later
+        "lease-on-wall-clock",  # parts that are created later
     ],
 )
 def test_a_cured_run_has_nothing_left_of_its_mutant(
@@ -87,7 +87,7 @@ def test_a_cured_run_has_nothing_left_of_its_mutant(
     assert all(seen["syncs"])
 
 
-def test_a_cure_passes_by_classes_whose_module_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cure_ignores_classes_whose_module_is_not_a_string(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
         monkeypatch.setattr(module, name, vars(module)[name])
     odd = type("Odd", (), {"__module__": property(str)})()
@@ -96,7 +96,7 @@ def test_a_cure_passes_by_classes_whose_module_is_no_text(monkeypatch: pytest.Mo
     assert type(odd).__name__ == "Odd"
 
 
-def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cured_leader_measures_time_by_its_own_clock_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
         monkeypatch.setattr(module, name, vars(module)[name])
     heard_before_s: list[float] = []
@@ -108,7 +108,7 @@ def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, mo
             heard_before_s.append((lead._clock.monotonic_ns() - lead.quorum_sent_ns()) / 1e9)
 
         def act(lead: Leadership) -> None:
-            if not any(lead._unanswered.values()):  # answers that are still to come tell the wrong time, too
+            if not any(lead._unanswered.values()):  # pending answers carry the wrong time too
                 loop.call_later(0.0001, act, lead)
                 return
             cure()
@@ -128,7 +128,7 @@ def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, mo
     assert all(0 <= before_s <= 2 * every_s for before_s in heard_before_s)
 
 
-def test_a_cured_client_reports_a_send_that_was_under_way_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cured_client_reports_the_true_outcome_of_a_pending_send(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
         monkeypatch.setattr(module, name, vars(module)[name])
 
@@ -159,7 +159,7 @@ def _result(**more: Any) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_it() -> None:
+def test_the_page_explains_a_jump_that_is_far_from_the_mistake_if_the_curve_does() -> None:
     page = table({"vote-not-persisted": _result(between={"runs": 120, "fails": 0})})
     assert "Within a second of the mistake: 0 of 1." in page
     assert "Of 120 continuations with faults healed" in page
@@ -169,13 +169,13 @@ def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_
     assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
 
 
-def test_the_page_tells_a_mistake_that_always_shows_from_a_moment_that_was_not_found() -> None:
+def test_the_page_distinguishes_certain_failure_from_a_moment_that_was_not_found() -> None:
     shown_at_once = _result(jump_s=None, mistake_s=[2.9, 2.95], points=1)
     assert "no moment decides it" in table({"ack-before-fsync": shown_at_once})
     assert "no moment decides it" not in table({"ack-before-fsync": {**shown_at_once, "points": 40}})
 
 
-def test_a_violation_that_shows_at_the_run_s_end_has_its_row_as_well() -> None:
+def test_a_violation_that_shows_only_at_the_end_of_a_run_has_a_row() -> None:
     page = table({"timers-forgotten": _result(seen_s=None, jump_s=[0.2, 0.3], text="0 never arrived")})
     assert "| timers-forgotten | 0 never arrived | at its end | 0.100–0.200 | 0.2000–0.3000 |" in page
     assert "Within a second of the mistake: 1 of 1." in page
@@ -183,20 +183,20 @@ def test_a_violation_that_shows_at_the_run_s_end_has_its_row_as_well() -> None:
     assert "no moment decides it: nearly every run fails without any fault, at its end." in always
 
 
-def test_a_wide_jump_is_no_near_one() -> None:
+def test_a_wide_jump_is_not_counted_as_near_the_mistake() -> None:
     wide = _result(jump_s=[0.0, 10.5], mistake_s=[3.2, 3.4], between={"runs": 0, "fails": 0})
     assert "| 7.300 s |" in table({"ha-never-compares": wide})
     assert "Within a second of the mistake: 0 of 1." in table({"ha-never-compares": wide})
     assert "the mistake lies within the rise, which is 10.500 s long with faults healed" in table({"accept-gap": wide})
 
 
-def test_the_page_says_of_which_commit_its_rows_are() -> None:
+def test_the_page_names_the_commit_of_its_rows() -> None:
     page = table({"no-step-down": _result(commit="0123456789abcdef", most=30), "accept-gap": _result()})
     assert "- At commit 0123456789ab, at most 30 moments, 30 runs each: no-step-down." in page
     assert "- At an unrecorded commit, 30 runs each: accept-gap." in page
 
 
-def test_what_fails_from_the_start_on_is_near_where_its_mistake_is_made_soon_and_is_told_apart_from_a_jump() -> None:
+def test_a_failure_from_the_start_is_counted_apart_and_is_near_an_early_mistake() -> None:
     always = _result(jump_s=None, mistake_s=[0.5, 0.6], points=1, begin_s=-0.1)
     page = table({"ack-before-fsync": always, "accept-gap": _result(mistake_s=[1.9, 2.0])})
     assert "Within a second of the mistake: 1 of 2. In 1 more nearly every run fails without any fault" in page

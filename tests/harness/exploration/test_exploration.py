@@ -1,4 +1,4 @@
-"""Exploration: mixes are well-formed, failures are found, simplified, kept and repeated."""
+"""Exploration: mixes are well-formed; failures are found, shrunk, stored and repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
     assert all(injected[fault] < healed[fault] <= limit_s - QUIET_END_S + 0.2 for fault in injected)
     assert schedule == random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s, events=events)
     if events is not None:
-        assert len(schedule) <= 2 * (events // 2)  # as far as they find room beside each other
+        assert len(schedule) <= 2 * (events // 2)  # as far as they fit beside each other
         if limit_s > 4 * events:
             assert len(schedule) == 2 * (events // 2)
 
@@ -75,7 +75,7 @@ def test_every_mix_has_a_fault_that_begins_before_the_load_ends(seed: int, limit
     assert min(latest_s) < limit_s
 
 
-def test_a_mix_whose_only_fault_waited_until_the_load_was_over_is_drawn_again() -> None:
+def test_a_mix_whose_only_fault_would_begin_after_the_load_is_drawn_again() -> None:
     names = (
         "partition", "kill", "pause", "clock", "disk-stall", "disk-slow", "disk-full", "disk-error", "power", "link"
     )  # fmt: skip
@@ -88,13 +88,13 @@ def test_a_mix_whose_only_fault_waited_until_the_load_was_over_is_drawn_again() 
 
 
 @pytest.mark.parametrize("replication", ["sync", "async", "dledger"])
-def test_mixes_of_every_nemesis_name_only_files_that_the_system_has(replication: str) -> None:
+def test_bit_flips_can_be_chosen_with_dledger_replication_only(replication: str) -> None:
     test = make_test(settings={"replication": replication})
     assert ("bit-flip" in dict(usable_choices(test))) == (replication == "dledger")
 
 
 @given(seed=st.integers(0, 2**63))
-def test_nobody_is_asked_who_is_down(seed: int) -> None:
+def test_clock_and_disk_stall_faults_do_not_overlap_each_other_or_kills(seed: int) -> None:
     choices = [("kill", ["sigkill@one"]), ("clock", ["bump@one"]), ("disk-stall", ["all@one"]), ("link", ["loss@all"])]
     schedule = random_mix(choices, random.Random(seed), time_limit_s=30, events=60)
     in_force: dict[str, str] = {}
@@ -123,7 +123,7 @@ def test_a_fault_aimed_at_the_leader_finds_a_majority_alive(seed: int) -> None:
         in_force[event.fault_id] = event.variant
 
 
-def test_mixes_overlap_and_use_every_choice() -> None:
+def test_faults_of_a_mix_overlap_and_use_every_choice() -> None:
     schedule = random_mix(CHOICES, random.Random(3), time_limit_s=60, events=80)
     in_force, most = 0, 0
     for event in schedule:
@@ -135,7 +135,7 @@ def test_mixes_overlap_and_use_every_choice() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**63))
-def test_no_links_are_disturbed_that_two_partitions_may_cut(seed: int) -> None:
+def test_faults_of_some_links_overlap_with_one_partition_at_most(seed: int) -> None:
     choices = [("partition", ["leader-minority", "halves"]), ("link", ["loss@minority", "delay@one", "loss@all"])]
     schedule = random_mix(choices, random.Random(seed), time_limit_s=20, events=40)
     in_force: dict[str, str] = {}
@@ -150,14 +150,14 @@ def test_no_links_are_disturbed_that_two_partitions_may_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_mix_is_more_than_errors_of_reads_that_nobody_may_make(seed: int) -> None:
+def test_a_mix_does_not_consist_of_read_errors_alone(seed: int) -> None:
     choices = [("disk-error", ["read@leader", "read@one"]), ("kill", ["sigkill@one"])]
     schedule = random_mix(choices, random.Random(seed), time_limit_s=5)
     assert "kill" in {event.nemesis for event in schedule}
 
 
-def test_as_many_mixes_lose_a_leader_for_long_as_are_asked_for() -> None:
-    """One that is a leader by name, and cannot be reached or does not run for two seconds or more."""
+def test_the_share_of_mixes_that_lose_a_leader_for_long_follows_the_odds() -> None:
+    """A leader is lost for long if it is isolated for two seconds or more."""
     choices = [("partition", ["leader", "one"]), ("clock", ["bump@leader"]), ("link", ["loss@leader"])]
 
     def loses(schedule: Schedule) -> bool:
@@ -172,7 +172,7 @@ def test_as_many_mixes_lose_a_leader_for_long_as_are_asked_for() -> None:
         assert least <= sum(map(loses, mixes)) <= most
 
 
-def test_half_of_the_faults_that_can_be_are_aimed_at_the_leader() -> None:
+def test_about_half_of_the_faults_that_can_be_are_aimed_at_the_leader() -> None:
     choices = [("kill", ["sigkill@one", "sigkill@minority", "sigkill@leader", "terminate@one"])]
     variants = [
         event.variant
@@ -181,11 +181,11 @@ def test_half_of_the_faults_that_can_be_are_aimed_at_the_leader() -> None:
         if event.action == INJECT
     ]
     aimed = sum("leader" in variant for variant in variants)
-    assert 0.3 < aimed / len(variants) < 0.7, "less than half find a leader beside what else there is"
+    assert 0.3 < aimed / len(variants) < 0.7, "less than half fit beside the other faults"
 
 
-def test_clients_of_a_search_see_what_a_deposed_leader_answers() -> None:
-    """Whoever asks it to write waits for ever; some have to be left that read there what another one has changed."""
+def test_the_load_of_a_search_reveals_stale_reads_of_a_deposed_leader() -> None:
+    """Clients that write to it wait for ever; some must be left that read from it what others have changed."""
     cut = [
         {"at_s": at_s, "action": action, "id": "f1", "nemesis": "partition", "variant": "leader"}
         for at_s, action in ((3.0, INJECT), (4.5, HEAL))
@@ -199,7 +199,7 @@ def test_clients_of_a_search_see_what_a_deposed_leader_answers() -> None:
     assert "linearizable" in rehearsal.failed_checks, rehearsal.reason
 
 
-def test_a_right_system_explores_clean() -> None:
+def test_a_correct_system_explores_without_failures() -> None:
     heard: list[int] = []
     tally = explore(
         make_test(nemesis=(NemesisChoice("partition"), NemesisChoice("kill"))), seeds=iter((0, 2, 3)), jobs=1,
@@ -215,7 +215,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert (first.valid, first.reason, first.operations) == (second.valid, second.reason, second.operations)
 
 
-def test_a_clock_among_faults_of_processes_is_proven() -> None:
+def test_a_clock_fault_before_a_kill_is_proven() -> None:
     faults = (("f1", "clock", "bump@leader", 0.5), ("f2", "kill", "sigkill@one", 2.0))
     schedule = Schedule.from_json(
         [
@@ -228,7 +228,7 @@ def test_a_clock_among_faults_of_processes_is_proven() -> None:
     assert (rehearsal.valid, rehearsal.faults) == (True, 2), rehearsal.reason
 
 
-def test_a_wrong_system_is_found_and_cut_down() -> None:
+def test_a_failing_run_of_an_incorrect_system_is_shrunk() -> None:
     wrong = make_test(settings={"read_mode": "unsafe"}, time_limit_s=8.0, rate=100.0, concurrency=6)
     _, schedule = mix_for(wrong, 5, CHOICES)
     longer = random_mix(CHOICES, random.Random(5), time_limit_s=8.0, events=12)
@@ -242,7 +242,7 @@ def test_a_wrong_system_is_found_and_cut_down() -> None:
     assert said and schedule is not None
 
 
-def test_what_does_not_fail_cannot_be_shrunk() -> None:
+def test_a_run_that_does_not_fail_cannot_be_shrunk() -> None:
     with pytest.raises(OperatorError, match="does not fail in simulation"):
         shrink(make_test(), Schedule(()), jobs=1, budget_s=30, say=lambda line: None)
 
@@ -262,14 +262,14 @@ def stub_rehearsals(monkeypatch: pytest.MonkeyPatch, rules_of: Callable[[Schedul
     monkeypatch.setattr(shrinking, "simplest_that_fails", lambda *_, **__: None)
 
 
-def test_a_run_that_breaks_another_invariant_is_no_smaller_form_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_breaks_another_invariant_is_not_a_smaller_form(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = random_mix(CHOICES, random.Random(5), time_limit_s=4.0, events=4)
     stub_rehearsals(monkeypatch, lambda left: ("completeness", "quorum") if len(left) else ("election",))
     found = shrink(make_test(), schedule, jobs=1, budget_s=60, say=lambda line: None)
     assert "completeness" in found.rehearsal.reason and len(found.schedule) == 2
 
 
-def test_what_the_run_was_stored_with_and_does_not_show_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_failures_that_the_simulation_does_not_show_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     stub_rehearsals(monkeypatch, lambda left: ("quorum",))
     said: list[str] = []
     for stored in (["invariants: quorum"], ["invariants: election"]):
@@ -278,7 +278,7 @@ def test_what_the_run_was_stored_with_and_does_not_show_is_said(monkeypatch: pyt
     assert [line for line in said if "stored" in line] == [f"{told}shrinking what it shows"]
 
 
-def test_failures_go_by_the_rules_that_were_broken() -> None:
+def test_failures_of_invariants_are_named_by_the_broken_rules() -> None:
     broken = [{"rule": rule, "time_s": 1.0, "text": "..."} for rule in ("quorum", "election", "quorum")]
     checks = {
         "log": {"valid": False, "reason": "lost"},
@@ -289,12 +289,12 @@ def test_failures_go_by_the_rules_that_were_broken() -> None:
 
 
 @pytest.mark.parametrize("checks", [None, 5, [], {"log": 5}, {"log": {}}, {"log": {"valid": True, "violations": 5}}])
-def test_of_results_that_are_damaged_no_failures_are_known(checks: object) -> None:
+def test_damaged_checks_of_results_are_ignored(checks: object) -> None:
     assert failures_of({"checks": checks}) == ()
     assert failures_of({"checks": {"log": {"valid": False, "violations": 5}, "other": checks}}) == ("log",)
 
 
-def test_choices_of_simulation() -> None:
+def test_the_usable_choices_follow_the_requested_nemeses() -> None:
     names = {name for name, _ in usable_choices(make_test(nodes=5))}
     assert {"partition", "kill", "pause", "clock", "disk-stall", "power", "link"} <= names
     only = usable_choices(make_test(nemesis=(NemesisChoice("kill", "sigkill@leader"),)))
@@ -315,7 +315,7 @@ def test_choices_of_simulation() -> None:
 
 
 @pytest.mark.parametrize("command", ["explore", "audit"])
-def test_seeds_without_faults_are_not_searched(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_faults_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from harness.cli import main
 
     assert main([command, "--nemesis", "none"]) == 254
@@ -332,11 +332,11 @@ def test_a_tally_tells_invalid_from_unknown() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
 
-def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explore_shrink_and_replay_work_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from harness.cli import main
 
     store = ["--store", str(tmp_path / "store")]
@@ -348,7 +348,7 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [*shlex.split(harness_command()), "replay"] == words[:-3], "as it is called from here"
     words = words[-4:]
     assert words[0] == "replay" and Path(words[1]).parent.name == "shrunk"
-    assert main([*words, *store]) == 1, "what was cut down fails just so"
+    assert main([*words, *store]) == 1, "the shrunk run fails as well"
     assert "invalid in 1 of 1 runs" in capsys.readouterr().out
     shrunk = json.loads((Path(words[1]).parent / "test.json").read_text())
     run_dir = next(path for path in (tmp_path / "store").glob("*/latest") if path.name == "latest")
@@ -357,7 +357,7 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for name in ("concurrency", "rate", "time_limit_s", "nodes", "seed", "settings"):
         assert again[name] == shrunk[name], name
     capsys.readouterr()
-    assert main(["replay", "latest", *store]) == 1, "and so does the run by its name, where it was made"
+    assert main(["replay", "latest", *store]) == 1, "and so does the run itself, by its name"
     done = json.loads((run_dir / "test.json").read_text())
     assert done["nemesis_schedule"] == str(run_dir.parent / Path(again_path).name / "schedule.json")
 
@@ -382,7 +382,7 @@ def test_a_later_search_leaves_the_schedules_of_an_earlier_one_alone(
     assert (again / "latest" / "history.jsonl").read_bytes() == (first / "history.jsonl").read_bytes()
 
 
-def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
+def test_a_short_shrink_keeps_the_smaller_run_of_an_earlier_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main
@@ -397,7 +397,7 @@ def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
     assert "an earlier search got further" in " ".join(capsys.readouterr().err.split())
     assert [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")] == before
-    elsewhere = tmp_path / "elsewhere"  # what was cut down of another run with this seed
+    elsewhere = tmp_path / "elsewhere"  # a shrunk form of another run with this seed
     elsewhere.mkdir()
     (elsewhere / "schedule.json").write_bytes(before[0])
     (elsewhere / "test.json").write_text(json.dumps({**json.loads(before[1]), "operation_timeout_s": 1.5}))
@@ -405,14 +405,14 @@ def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
     assert json.loads((elsewhere / "test.json").read_text())["operation_timeout_s"] == 1.0
     (shrunk / "test.json").write_text((shrunk / "test.json").read_text().replace('"unsafe"', '"read_index"'))
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
-    assert (shrunk / "test.json").read_bytes() != before[1], "what does not fail is of no use"
+    assert (shrunk / "test.json").read_bytes() != before[1], "a run that does not fail is replaced"
     assert "unsafe" in (shrunk / "test.json").read_text()
 
 
-def test_a_shrink_does_not_take_over_what_was_left_of_another_run(
+def test_a_shrink_does_not_keep_the_smaller_run_of_another_test(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both into one --out, by the same seed: the other run's schedule and settings are none of this one's."""
+    """Both shrink into one --out with the same seed, but with different settings."""
     from harness.cli import main
 
     out = tmp_path / "out"
@@ -429,8 +429,8 @@ def test_a_shrink_does_not_take_over_what_was_left_of_another_run(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_of_a_rehearsal_ends_what_it_is_for(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A run heeds Ctrl-C itself: it ends its load. `shrink` went on, by a run that was cut short."""
+def test_an_interrupted_rehearsal_ends_the_shrink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A run handles Ctrl-C by ending its load. `shrink` used to go on with the run that was cut short."""
 
     def with_interrupt(*arguments: Any) -> Parts:
         def on_made(*_: object) -> None:
@@ -445,12 +445,12 @@ def test_an_interrupt_of_a_rehearsal_ends_what_it_is_for(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("checks", [[], {"invariants": 3}, {"invariants": {"valid": False, "violations": [1]}}])
-def test_results_of_any_form_have_failures(checks: object) -> None:
+def test_failures_are_read_from_results_of_any_form(checks: object) -> None:
     """Shrinking reads them from a file."""
     assert failures_of({"checks": checks}) == (("invariants",) if "valid" in str(checks) else ())
 
 
-def test_a_shrink_keeps_what_it_has_where_a_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shrink_keeps_the_shortest_run_if_a_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     test = make_test(settings={"read_mode": "unsafe"}, time_limit_s=6.0, concurrency=20, rate=25.0, seed=0)
     seeded, schedule = mix_for(test, 0, CHOICES[:1])
     monkeypatch.setattr(shrinking, "worker_pool", lambda jobs: _Dying(1))
@@ -465,10 +465,10 @@ def test_a_shrink_keeps_what_it_has_where_a_process_is_killed(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("latest", ["latest", "broker-register-schedule/latest"])
-def test_a_schedule_below_latest_stays_that_of_its_run(
+def test_a_schedule_below_latest_is_resolved_before_the_first_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], latest: str
 ) -> None:
-    """`latest` leads elsewhere once the first of the runs has begun."""
+    """`latest` points elsewhere once the first of the runs has begun."""
     from harness.cli import main
 
     schedule, store = tmp_path / "cut.json", tmp_path / "store"
@@ -509,7 +509,7 @@ UNSAFE = [
         (KeyboardInterrupt(), "other failure: interrupted\n"),
     ],
 )
-def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
+def test_a_failure_that_cannot_be_stored_is_reported_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
     from harness.cli import main
@@ -527,7 +527,7 @@ def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
 
 
 @pytest.mark.parametrize(("valid", "failed", "is_told"), [("unknown", (), False), (False, ("linearizable",), True)])
-def test_what_shows_nothing_is_not_said_to_be_shrunk_by_a_line_that_refuses_it(
+def test_a_shrink_command_is_shown_only_for_runs_that_it_accepts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     valid: bool | str, failed: tuple[str, ...], is_told: bool,
 ) -> None:  # fmt: skip
@@ -545,7 +545,7 @@ def test_what_shows_nothing_is_not_said_to_be_shrunk_by_a_line_that_refuses_it(
 
 
 class _Dying(Executor):
-    """Runs so many calls, as they are submitted; the processes of all others were killed."""
+    """Runs the first calls as they are submitted; the processes of all others were killed."""
 
     def __init__(self, calls: int) -> None:
         self._left = calls
@@ -557,12 +557,12 @@ class _Dying(Executor):
             future.set_result(call(*arguments, **named))
         else:
             future.set_exception(BrokenProcessPool())
-        if self._left < -20:  # the pool has heard of it
+        if self._left < -20:  # the pool has noticed
             raise BrokenProcessPool
         return future
 
 
-def test_what_was_found_is_kept_where_a_process_is_killed(
+def test_failures_are_stored_even_if_a_process_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main
@@ -580,8 +580,8 @@ def test_what_was_found_is_kept_where_a_process_is_killed(
 
 
 @pytest.mark.parametrize("left", [0, -15])
-def test_a_search_goes_on_from_the_first_seed_that_was_not_run(left: int) -> None:
-    """All processes of a pool end with one of them, in whatever order that is heard."""
+def test_a_search_can_be_continued_from_the_first_seed_that_was_not_run(left: int) -> None:
+    """All processes of a pool end with one of them, and are reported in any order."""
     with pytest.raises(HarnessError, match="continue with --jobs 7 --seed 0"):
         explore(
             make_test(nemesis=(NemesisChoice("partition"),)), seeds=iter(range(8)), jobs=8, budget_s=60,
@@ -589,8 +589,8 @@ def test_a_search_goes_on_from_the_first_seed_that_was_not_run(left: int) -> Non
         )  # fmt: skip
 
 
-def test_what_had_ended_when_a_process_was_killed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of them the pool names first."""
+def test_runs_that_had_ended_when_a_process_was_killed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order the pool reports them."""
 
     def failing(test: Test, schedule: Schedule) -> Rehearsal:
         return Rehearsal(
@@ -607,7 +607,7 @@ def test_what_had_ended_when_a_process_was_killed_is_counted(monkeypatch: pytest
     assert sorted(heard) == list(range(31))
 
 
-def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
+def test_an_interrupted_run_is_not_stored_as_the_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while a failure is kept ends the load of that run, as it does with any."""
@@ -625,10 +625,10 @@ def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
     assert "nor can 1 other failure: interrupted by SIGINT after 2.1 s" in captured.err
 
 
-def test_a_kept_run_that_does_not_fail_again_is_told(
+def test_a_stored_run_that_does_not_fail_again_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A workload of somebody's own may follow a clock: what is kept then is not what was found."""
+    """A user's own workload may depend on a clock: the stored run is then not the one that failed."""
     from harness.cli import main
 
     def holds(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, object]]:
@@ -642,7 +642,7 @@ def test_a_kept_run_that_does_not_fail_again_is_told(
         assert ("repeated, it was valid, not invalid" in said.lower()) is bool(number)
 
 
-def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
+def test_a_system_that_cannot_be_simulated_is_refused_with_an_alternative(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main
@@ -665,7 +665,7 @@ def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
         assert told.startswith(refused + instead) and told.count("\n") == 1, told
 
 
-def test_what_a_rehearsal_warns_of_is_not_written_to_the_console() -> None:
+def test_warnings_of_a_rehearsal_are_not_written_to_the_console() -> None:
     script = (
         "import logging\nfrom harness.exploration import rehearsal\n"
         "warn = logging.getLogger('harness.faults').warning\n"

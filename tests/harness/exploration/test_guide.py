@@ -1,4 +1,4 @@
-"""A search that learns: what it proposes follows from seeds and results alone, it stays bounded, and it finds."""
+"""Guided search: its proposals follow from seeds and results alone, its memory is bounded, and it finds failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_test(**changes: object) -> Test:
 
 
 def result(candidate: Candidate, facts: Sequence[tuple[int, float]] | None = None) -> Rehearsal:
-    """A run whose facts follow from what was run, some of them often seen."""
+    """A run whose facts follow from the candidate; some of them are common."""
     rng = random.Random(f"{candidate.test.seed}{candidate.schedule.to_json()}")
     found = facts or [(int(rng.expovariate(0.005)), rng.uniform(1.0, 12.0)) for _ in range(30)]
     return Rehearsal(
@@ -54,13 +54,13 @@ def search(runs: int, lag: int, rng: random.Random) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("lag", [1, 3])
-def test_the_same_seeds_make_the_same_search_in_whatever_order_runs_end(lag: int) -> None:
+def test_the_order_in_which_runs_end_does_not_change_the_search(lag: int) -> None:
     first = search(60, lag, random.Random(1))
     assert first == search(60, lag, random.Random(2))
     assert any(candidate.operators for candidate in first)
 
 
-def test_first_runs_and_a_part_of_the_others_are_those_of_a_search_without_a_guide() -> None:
+def test_the_first_runs_and_some_others_are_those_of_an_unguided_search() -> None:
     made = search(200, 1, random.Random(1))
     mixes = [candidate.number for candidate in made if not candidate.operators]
     assert mixes[:FIRST_RUNS] == list(range(FIRST_RUNS)) and 30 < len(mixes) < 80
@@ -68,13 +68,15 @@ def test_first_runs_and_a_part_of_the_others_are_those_of_a_search_without_a_gui
         assert (made[number].test, made[number].schedule) == mix_for(make_test(), 100 + number, CHOICES)
 
 
-def test_no_run_is_made_twice() -> None:
+def test_no_run_is_proposed_twice() -> None:
     made = search(400, 1, random.Random(1))
     assert len({(candidate.test.seed, candidate.schedule) for candidate in made}) == len(made)
-    assert sum(candidate.test.seed != 100 + candidate.number for candidate in made) > 20, "some keep their origin's"
+    assert sum(candidate.test.seed != 100 + candidate.number for candidate in made) > 20, (
+        "some keep the seed of their origin"
+    )
 
 
-def test_what_is_remembered_of_the_runs_before_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_earlier_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.exploration.guide.MAX_MADE", 3)
     guide = Guide(make_test(), choices=CHOICES, lag=1)
     for number in range(8):
@@ -83,7 +85,7 @@ def test_what_is_remembered_of_the_runs_before_is_bounded(monkeypatch: pytest.Mo
     assert len(guide._made) == 3
 
 
-def test_the_corpus_is_bounded_and_keeps_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_is_bounded_and_keeps_runs_with_rare_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = Guide(make_test(), choices=CHOICES, lag=1)
     for number in range(3 * MAX_CORPUS):
         candidate = guide.propose(number)
@@ -101,7 +103,7 @@ def test_the_corpus_is_bounded_and_keeps_what_is_rare(monkeypatch: pytest.Monkey
     assert 3 in {kept.number for kept in guide._corpus}
 
 
-def test_what_pays_is_drawn_more_often() -> None:
+def test_operators_that_find_new_facts_are_drawn_more_often() -> None:
     guide = Guide(make_test(), choices=CHOICES, lag=1)
     for number in range(300):
         candidate = guide.propose(number)
@@ -112,7 +114,7 @@ def test_what_pays_is_drawn_more_often() -> None:
     assert max(shares, key=lambda name: shares[name]) == "stretch"
 
 
-def test_a_mutation_that_keeps_its_origins_seed_keeps_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutation_that_keeps_the_seed_of_its_origin_keeps_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FIRST_RUNS", 1), ("RANDOM_RATIO", 0.0), ("SAME_SEED_RATIO", 1.0)):
         monkeypatch.setattr(module, name, value)
     test = make_test(time_limit_s=6.0, nemesis=tuple(NemesisChoice(name) for name in ("kill", "partition", "pause")))
@@ -133,7 +135,7 @@ def test_a_mutation_that_keeps_its_origins_seed_keeps_its_beginning(monkeypatch:
     pytest.fail("none of 10 runs kept the seed of another one")
 
 
-def test_a_guided_search_finds_and_what_it_finds_is_repeated(
+def test_a_guided_search_finds_failures_that_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness.cli import main
@@ -154,11 +156,13 @@ def test_a_guided_search_finds_and_what_it_finds_is_repeated(
     seed, path = (words[words.index(option) + 1] for option in ("--seed", "--nemesis-schedule"))
     kinds = tuple(NemesisChoice(name) for name in ("partition", "kill"))
     test = make_test(time_limit_s=4.0, nemesis=kinds)
-    assert load_schedule(path) != mix_for(test, int(seed), usable_choices(test))[1], "the last is made of earlier ones"
+    assert load_schedule(path) != mix_for(test, int(seed), usable_choices(test))[1], (
+        "the last is a mutation of earlier ones"
+    )
     assert main([*words, *store]) == 1, lines[-1]
 
 
-def test_a_guide_is_refused_where_nobody_is_elected_and_on_a_cluster(
+def test_a_guide_is_refused_with_classic_replication_and_on_a_spark_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main

@@ -1,4 +1,4 @@
-"""Every mutant is found at once under its scenario; the node without it passes.
+"""Every mutant is found within a few seeds of its scenario; the node without it passes.
 
 How often and how fast each is found over many seeds, with a control for every finding, is measured by
 `python -m benchmarks.mutants` (docs/mutants.md).
@@ -24,7 +24,7 @@ from node.mutants.catalogue import NO_MUTANT, SCRIPTED_MUTANTS
 pytestmark = pytest.mark.computed
 
 SEEDS = 10
-"""More than any mutant needs by far. Which seed it takes depends on the order of events, which may change."""
+"""Far more than any mutant needs. Which seed finds it depends on the order of events, which may change."""
 
 SCRIPTED = {
     "commit-beyond-end", "commit-old-terms", "duplicate-apply", "end-term-from-current-term", "truncate-committed",
@@ -33,13 +33,13 @@ SCRIPTED = {
 """Found by the same scripts in tests/schedules."""
 
 ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4, "vote-despite-leader": 2}
-"""One round of a scenario is enough for most. These take two victims, two or three leads."""
+"""One round of a scenario is enough for most. These need two victims, or two or three leaders."""
 
 FIRST_SEED = {
     "members-forgotten": 2, "transfer-keeps-lead": 1, "vote-despite-leader": 8, "vote-for-shorter-log": 1,
     "vote-without-fsync": 1,
 }  # fmt: skip
-"""With those before, nothing is seen, or a majority of replicas ends and is waited for."""
+"""Earlier seeds show nothing, or end a majority of replicas, which is then waited for."""
 
 RECOVERY_S = 12.0
 """From the end of the load, as in tests/schedules/test_properties.py; controls are held to it as well. The replicas of
@@ -63,7 +63,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTED_MUTANTS if name not in SCRIPTED])
-def test_a_mutant_is_found(name: str, soon: None) -> None:
+def test_each_mutant_is_found_under_its_scenario(name: str, soon: None) -> None:
     seen = []
     first = FIRST_SEED.get(name, 0)
     for seed in range(first, first + SEEDS):
@@ -75,7 +75,7 @@ def test_a_mutant_is_found(name: str, soon: None) -> None:
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_the_node_itself_passes(name: str, soon: None) -> None:
+def test_the_node_without_a_mutant_passes(name: str, soon: None) -> None:
     control = rehearse_test(*scenario_of(name).run_of(NO_MUTANT, 1))
     assert not gives_away(control), control.reason
 
@@ -91,12 +91,12 @@ def test_every_mutant_has_a_scenario() -> None:
             assert schedule == scenario.run_of("none", seed)[1], "the control's faults are the same"
 
 
-def test_an_unknown_mutant_is_told_with_the_known_ones() -> None:
+def test_an_unknown_mutant_is_reported_with_similar_ones() -> None:
     with pytest.raises(OperatorError, match=r"unknown mutant 'ack-before-quorun'.*ack-before-quorum"):
         rehearse_mutant("ack-before-quorun", 1)
 
 
-def test_the_report_of_a_mutant_says_how_its_run_is_repeated(tmp_path: Path) -> None:
+def test_the_report_of_a_mutant_names_the_command_that_repeats_its_run(tmp_path: Path) -> None:
     run_dir = report_mutant("stale-leader-reads", 1, Store(tmp_path))
     words = shlex.split(run_dir.read_results()["replay"])
     path = words[words.index("--nemesis-schedule") + 1]
@@ -105,7 +105,7 @@ def test_the_report_of_a_mutant_says_how_its_run_is_repeated(tmp_path: Path) -> 
     assert run_dir.trace_path.exists()
 
 
-def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
+def test_the_table_names_the_commit_on_which_each_mutant_was_searched_for() -> None:
     result = {
         "searches": [{}], "found": 0, "runs": 1, "controls": 1, "controls_not_clean": 0, "checks": {},
     }  # fmt: skip
@@ -119,7 +119,7 @@ def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
 
 
 @pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
-def test_a_monotonic_clock_goes_wrong_in_simulation_as_its_form_says(form: str) -> None:
+def test_a_fault_of_the_monotonic_clock_is_proven_in_simulation(form: str) -> None:
     scenario = Scenario(steps=(Step(fault=f"clock={form}@one", at_s=(0.0, 0.1), for_s=(1.5, 1.6)),), rounds=1)
     for seed in range(4):
         run = rehearse_test(*scenario.run_of(NO_MUTANT, seed))

@@ -1,4 +1,4 @@
-"""Mutated schedules are schedules as a mix draws them, whatever was done to them."""
+"""Mutated schedules obey the rules of drawn mixes, whatever operators were applied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def idea_of(seed: int, ground: Ground, from_s: float) -> Idea:
 
 
 def timed() -> st.SearchStrategy[Timed]:
-    """Faults whose ends lie about as far from others' begins as a proof takes, off a millisecond or on it."""
+    """Faults that end about as long before others begin as a proof takes, at or between whole milliseconds."""
     begins = st.floats(1.0, 1.002) | st.floats(2.0, 2.002)
     lengths = st.floats(0.4985, 0.5015) | st.floats(0.05, 1.0)
     kinds = st.sampled_from([(nemesis, variant) for nemesis, variants in CHOICES for variant in variants])
@@ -46,7 +46,7 @@ def timed() -> st.SearchStrategy[Timed]:
 @settings(max_examples=1000, deadline=None)
 @given(one=timed(), two=timed())
 @example(one=(7.738, 7.9609, "restart", "rolling@all", None), two=(8.461, 9.701, "kill", "sigkill@leader", None))
-def test_what_has_room_beside_another_has_it_once_it_is_written(one: Timed, two: Timed) -> None:
+def test_rounding_times_does_not_change_whether_two_faults_fit(one: Timed, two: Timed) -> None:
     written = [(round(begin_s, 3), round(heal_s, 3), *kind) for begin_s, heal_s, *kind in (one, two)]
     assert fits_beside([one], two, 5, elects=True) == fits_beside(written[:1], written[1], 5, elects=True)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def test_what_has_room_beside_another_has_it_once_it_is_written(one: Timed, two:
     from_ratio=st.floats(0.0, 1.0),
 )  # fmt: skip
 @example(seed=206423334, limit_s=16.40625, nodes=3, names=["wait", "add"], from_ratio=0.203125)
-def test_what_is_mutated_is_valid_within_bounds_and_healed(
+def test_a_mutated_schedule_is_valid_within_bounds_and_healed(
     seed: int, limit_s: float, nodes: int, names: list[str], from_ratio: float
 ) -> None:
     ground = Ground(choices=CHOICES, time_limit_s=limit_s, nodes=nodes, elects=True)
@@ -74,12 +74,12 @@ def test_what_is_mutated_is_valid_within_bounds_and_healed(
     for place, fault in enumerate(faults := faults_of_schedule(after)):
         others = [*faults[:place], *faults[place + 1 :]]
         assert fits_beside(others, fault, nodes, elects=True), f"{fault} among {others}"
-    assert after == mutate(before, idea_of(seed, ground, from_s), names), "decided by the seed"
+    assert after == mutate(before, idea_of(seed, ground, from_s), names), "the seed determines it"
 
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**40), names=NAMES, from_s=st.floats(2.0, 12.0))
-def test_what_begins_before_a_moment_stays_with_its_name(seed: int, names: list[str], from_s: float) -> None:
+def test_faults_that_begin_before_the_mutated_part_are_kept(seed: int, names: list[str], from_s: float) -> None:
     ground = Ground(choices=CHOICES, time_limit_s=15.0, nodes=5, elects=True)
     before = drawn(seed, 15.0, 5)
     after = mutate(before, idea_of(seed, ground, round(from_s, 1)), names)

@@ -37,7 +37,7 @@ def one_after_the_other(*faults: str) -> Schedule:
 
 
 @pytest.mark.parametrize("nodes", [3, pytest.param(5, marks=pytest.mark.long)])
-def test_a_group_changes_its_leader_and_members_and_restarts(nodes: int) -> None:
+def test_changes_of_leader_and_members_and_restarts_lose_nothing(nodes: int) -> None:
     schedule = one_after_the_other("transfer=to@followers", "members=remove@leader", "members=remove@followers")
     run = rehearse_test(make_test(nodes=nodes), schedule)
     assert run.valid is True, run.reason
@@ -46,7 +46,7 @@ def test_a_group_changes_its_leader_and_members_and_restarts(nodes: int) -> None
 
 
 @pytest.mark.parametrize("first_healed", ["a", "b"])
-def test_whom_two_faults_keep_out_is_let_in_by_the_last_of_them(first_healed: str) -> None:
+def test_a_member_that_two_faults_removed_is_added_back_by_the_last_of_them(first_healed: str) -> None:
     last_healed = "b" if first_healed == "a" else "a"
     events = [
         {"at_s": 1.0, "action": "inject", "id": "a", "nemesis": "members", "variant": "remove@n2"},
@@ -60,7 +60,7 @@ def test_whom_two_faults_keep_out_is_let_in_by_the_last_of_them(first_healed: st
     assert run.valid is True and run.faults == 3, run.reason
 
 
-def test_two_removals_at_once_and_a_crash_in_between() -> None:
+def test_overlapping_removals_with_a_crash_of_all_in_between_lose_nothing() -> None:
     events = [
         {"at_s": 1.0, "action": "inject", "id": "a", "nemesis": "members", "variant": "remove@leader"},
         {"at_s": 2.0, "action": "inject", "id": "b", "nemesis": "members", "variant": "remove@leader"},
@@ -74,13 +74,13 @@ def test_two_removals_at_once_and_a_crash_in_between() -> None:
 
 
 @pytest.mark.parametrize("variant", ["failover@leader", "switch@leader"])
-def test_what_a_sync_master_acknowledged_survives_its_end(variant: str) -> None:
+def test_what_a_sync_master_acknowledged_survives_its_replacement(variant: str) -> None:
     schedule = one_after_the_other(f"promote={variant}", f"promote={variant}")
     run = rehearse_test(make_test(settings={"replication": "sync"}), schedule)
     assert run.valid is True, run.reason
 
 
-def test_all_means_what_the_system_can_be_asked_for() -> None:
+def test_all_includes_only_nemeses_that_the_system_supports() -> None:
     nemeses = registry.load_all("nemeses")
     dledger, classic = make_test("all"), make_test("all", settings={"replication": "sync"})
     found = {name for name, _ in usable_choices(dledger)}
@@ -107,9 +107,9 @@ GRAVE = {"sigkill@all": 9, "sigkill@minority": 2, "random-halves": 2, "majority-
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_mixes_ask_for_what_can_be_done(seed: int) -> None:
-    """With five replicas: a change of members meets at most one other that is hit, when it begins and when it is
-    taken back; nobody kills while replicas are restarted."""
+def test_mixes_contain_operator_actions_only_where_they_are_possible(seed: int) -> None:
+    """With five replicas: at most one other is hit when a change of members begins or is undone; no replica is killed
+    or paused during a rolling restart."""
     schedule = random_mix(CHOICES, random.Random(seed), time_limit_s=20.0, nodes=5, events=24)
     spans: dict[str, list[FaultEvent]] = {}
     for event in schedule:

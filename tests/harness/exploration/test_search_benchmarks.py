@@ -24,22 +24,22 @@ def test_findings_are_counted_by_processor_time() -> None:
     ]
 
 
-def test_every_mutant_of_the_comparison_is_one() -> None:
+def test_every_mutant_of_the_comparison_exists() -> None:
     assert {name for name, _ in MUTANTS} <= set(KNOWN)
 
 
-def test_a_seed_counts_only_where_the_same_run_without_the_mutant_shows_nothing() -> None:
+def test_trials_find_a_mutant_and_find_nothing_without_one() -> None:
     found = [trial("ack-before-quorum", "log", "25/s, 20, 7 s", seed) for seed in (870_000, 870_001)]
     assert any(each.is_found for each in found)
     assert not trial("none", "log", "25/s, 20, 7 s", 870_000).is_found
 
 
-def test_reasons_that_differ_in_what_varies_are_one() -> None:
+def test_reasons_that_differ_only_in_varying_parts_are_counted_as_one() -> None:
     one, two = (f"f{n}: n{n} met no call in {n}.5 s" for n in (1, 3))
     assert without_what_varies(one) == without_what_varies(two) == "f#: n# met no call in #.# s"
 
 
-def test_the_page_says_every_reason_and_how_often() -> None:
+def test_the_page_lists_every_reason_with_its_count() -> None:
     known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
     seen = {"commit": "c" * 40, "failures": [], **known, "seeds": 30, "valid": 27, "unknown": 3}
     page = render(
@@ -50,7 +50,7 @@ def test_the_page_says_every_reason_and_how_often() -> None:
     assert lines[at + 2 : at + 6] == ["- 2 unknown: no fault", "- 1 unknown: no call", "", "Why."]
 
 
-def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
+def test_the_page_says_which_seeds_ran_on_which_commit_and_why() -> None:
     known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
     began_on = [
         {"commit": "b" * 40, "seeds": 24000, "why": "a rule was mended."},
@@ -68,7 +68,7 @@ def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
     assert lines[at + 1 : at + 3] == ["", "- 2 unknown: nobody led"]
 
 
-def test_of_many_failures_the_invalid_ones_are_kept() -> None:
+def test_invalid_runs_are_kept_first_if_there_are_many_failures() -> None:
     unknown = [{"seed": seed, "valid": "unknown", "reason": "no fault"} for seed in range(MAX_KEPT_FAILURES + 5)]
     invalid = {"seed": 1000, "valid": False, "reason": "lost"}
     assert kept([*unknown, invalid]) == [invalid, *unknown[: MAX_KEPT_FAILURES - 1]]

@@ -1,4 +1,4 @@
-"""Simpler forms of a known run: what is drawn makes sense, and the simplest that fails is found, each time the same."""
+"""Simpler forms of a known run: all candidates are valid, and the simplest that fails is found deterministically."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @settings(max_examples=300, deadline=None)
 @given(schedule=schedules(), data=st.data())
-def test_what_is_drawn_is_a_part_of_the_known_run(schedule: Schedule, data: st.DataObject) -> None:
+def test_every_candidate_is_a_valid_part_of_the_known_run(schedule: Schedule, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simplifying, "KNOWN", 1)  # else nearly all that is drawn would be the known run's own
+        patch.setattr(simplifying, "KNOWN", 1)  # otherwise nearly all candidates would be the known run
         test, simpler = data.draw(simpler_runs(TEST, schedule))
-    assert Schedule.from_json(simpler.to_json()) == simpler, "in order, and no fault is healed that has not begun"
+    assert Schedule.from_json(simpler.to_json()) == simpler, "it is in order, and no fault is healed before it begins"
     known = {(event.fault_id, event.action): event for event in schedule}
     for event in simpler:
         origin = known[event.fault_id, event.action]
@@ -75,7 +75,7 @@ def test_what_is_drawn_is_a_part_of_the_known_run(schedule: Schedule, data: st.D
     assert test.rate <= TEST.rate and test.time_limit_s <= TEST.time_limit_s
 
 
-def test_the_simplest_is_nothing_at_all() -> None:
+def test_if_everything_fails_the_smallest_run_without_faults_is_found() -> None:
     test, schedule = simplest_that_fails(TEST, KNOWN, lambda test, schedule: True, seed="1") or (TEST, KNOWN)
     assert (test.nodes, test.concurrency, test.rate, test.time_limit_s, len(schedule)) == (3, 1, 10.0, 1.0, 0)
 
@@ -85,9 +85,9 @@ def test_the_known_run_is_tried_and_kept_when_nothing_simpler_fails() -> None:
     assert found == (TEST, KNOWN)
 
 
-def test_what_only_goes_together_is_found() -> None:
+def test_faults_that_are_only_needed_together_are_kept() -> None:
     def fails(test: Test, schedule: Schedule) -> bool:
-        """It takes b at its moment, and either a second of a or a slow load."""
+        """Needs b at its trigger, a for at least a second, and three clients."""
         b = [event for event in schedule if event.fault_id == "b"]
         a = [event.at_s for event in schedule if event.fault_id == "a"]
         lasts_s = (a[1] if len(a) > 1 else test.time_limit_s) - a[0] if a else 0.0
@@ -98,13 +98,13 @@ def test_what_only_goes_together_is_found() -> None:
         ("a", INJECT, None),
         ("b", INJECT, "elected@n1"),
     ]
-    assert [event.at_s for event in schedule] == [0.0, 0.0], "rounder, and two seconds sooner"
+    assert [event.at_s for event in schedule] == [0.0, 0.0], "rounded, and two seconds earlier"
     assert (test.nodes, test.concurrency, test.rate, test.time_limit_s) == (3, 3, 10.0, 1.0)
 
 
 @pytest.mark.parametrize("needed", ["", "a", "b", "ac", "abc"])
 @pytest.mark.parametrize(("clients", "seed"), [(1, "1"), (4, "2"), (24, "2")])
-def test_the_same_answers_give_the_same_run(needed: str, clients: int, seed: str) -> None:
+def test_the_same_answers_give_the_same_candidates_and_result(needed: str, clients: int, seed: str) -> None:
     asked: list[list[tuple[Test, Schedule]]] = [[], []]
     found = []
     for calls in asked:
@@ -119,11 +119,11 @@ def test_the_same_answers_give_the_same_run(needed: str, clients: int, seed: str
     assert all(event.action == INJECT for event in found[0][1])
 
 
-def test_nothing_is_found_where_nothing_fails() -> None:
+def test_nothing_is_found_if_nothing_fails() -> None:
     assert simplest_that_fails(TEST, KNOWN, lambda test, schedule: False, seed="1") is None
 
 
-def test_whoever_stops_answering_gets_what_failed_last() -> None:
+def test_a_run_that_failed_is_found_even_if_no_later_one_fails() -> None:
     failed: list[tuple[Test, Schedule]] = []
 
     def fails(test: Test, schedule: Schedule) -> bool:
@@ -137,7 +137,7 @@ def test_whoever_stops_answering_gets_what_failed_last() -> None:
     assert simplest_that_fails(TEST, KNOWN, fails, seed="1") in failed
 
 
-def test_an_error_is_no_failure() -> None:
+def test_an_error_ends_the_search_and_is_no_failure() -> None:
     calls = []
 
     def fails(test: Test, schedule: Schedule) -> bool:
@@ -149,7 +149,7 @@ def test_an_error_is_no_failure() -> None:
     assert len(calls) == 1
 
 
-def test_nothing_is_left_where_it_is_run(tmp_path: Path) -> None:
+def test_a_search_leaves_no_files_behind(tmp_path: Path) -> None:
     code = (
         "import dataclasses, tempfile, harness.exploration.shrinking\n"
         "from harness.exploration.simplifying import simplest_that_fails\n"
@@ -168,8 +168,8 @@ def test_nothing_is_left_where_it_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_faults_that_need_no_heal_lose_it_and_times_become_round() -> None:
-    """Members that forget their votes: it takes one kill of all, whenever it is and however long."""
+def test_needless_heals_are_dropped_and_times_are_rounded() -> None:
+    """If members forget their votes, one kill of all suffices, at any time and of any length."""
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="log", nemesis=(), nemesis_interval_s=5.0, time_limit_s=5.0,
         concurrency=4, rate=50.0, seed=0, settings={"mutant": "vote-not-persisted"},

@@ -1,4 +1,4 @@
-"""Seeds in batches over places elsewhere, without any cluster: the places are threads."""
+"""Batches of seeds spread over places, which are threads here and need no cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEST = Test(
 
 
 def rehearsal(seed: int, *, took_s: float = 1.0) -> Rehearsal:
-    """Of every fourth seed, one that is invalid."""
+    """Invalid for every fourth seed."""
     valid = seed % 4 != 3
     return Rehearsal(
         seed=seed, valid=valid, reason="", failed_checks=() if valid else ("log",), faults=1, operations=10,
@@ -37,7 +37,7 @@ def explore(
     budget_s: float = 600.0,
     stop_at_first: bool = False,
 ) -> tuple[Tally, list[int]]:
-    """The tally, and the seeds in the order in which they were heard of."""
+    """The tally, and the seeds in the order in which they were reported."""
     heard: list[int] = []
     tally = explore_spread(
         TEST, run_seeds, first=100, count=count, places=lambda: places, budget_s=budget_s, stop_at_first=stop_at_first,
@@ -73,7 +73,7 @@ def test_as_many_tasks_run_at_a_time_as_there_are_places() -> None:
     assert tally.runs == 6
 
 
-def test_the_first_failure_ends_it_where_that_was_asked_for() -> None:
+def test_the_first_failure_ends_the_search_if_requested() -> None:
     more = threading.Event()
 
     def run_seeds(seeds: Sequence[int], budget_s: float) -> Sequence[Rehearsal]:
@@ -85,10 +85,10 @@ def test_the_first_failure_ends_it_where_that_was_asked_for() -> None:
         tally, heard = explore(run_seeds, count=None, stop_at_first=True)
     finally:
         more.set()
-    assert tally.invalid == 1 and heard[-1] % 4 == 3 and 100 not in heard  # nobody waited for that one
+    assert tally.invalid == 1 and heard[-1] % 4 == 3 and 100 not in heard  # the search does not wait for that one
 
 
-def test_what_a_task_raises_ends_it() -> None:
+def test_an_error_in_a_task_ends_the_search() -> None:
     def run_seeds(seeds: Sequence[int], budget_s: float) -> Sequence[Rehearsal]:
         raise LookupError("no such place")
 
@@ -96,12 +96,12 @@ def test_what_a_task_raises_ends_it() -> None:
         explore(run_seeds, count=5)
 
 
-def test_nothing_is_begun_when_the_time_is_over() -> None:
-    tally, heard = explore(lambda seeds, budget_s: pytest.fail("begun"), count=5, budget_s=0.0)
+def test_no_task_starts_once_the_budget_is_used_up() -> None:
+    tally, heard = explore(lambda seeds, budget_s: pytest.fail("a task was started"), count=5, budget_s=0.0)
     assert tally.runs == 0 and heard == []
 
 
-def test_a_task_may_leave_seeds_for_which_it_had_no_time() -> None:
+def test_a_task_may_leave_out_seeds_for_which_it_had_no_time() -> None:
     def run_seeds(seeds: Sequence[int], budget_s: float) -> Sequence[Rehearsal]:
         assert 0 < budget_s <= 600.0
         return [rehearsal(seed, took_s=0.01) for seed in seeds[:1]]

@@ -1,4 +1,4 @@
-"""Replicas as faults see them, on real processes."""
+"""Process faults of replicas, on real processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTS = ["n1", "n2", "n3"]
 
 
 class Replicas:
-    """A sleeping Python per host."""
+    """One sleeping Python process per host."""
 
     def __init__(self, host: Any) -> None:
         self.host = host
@@ -82,7 +82,7 @@ def wait_for_a_line(below: Path, name: str) -> None:
         time.sleep(0.01)
 
 
-def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
+def test_a_replica_that_ignores_sigterm_is_killed_and_reported_as_forced(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(processes, "TERMINATE_GRACE_S", 0.5)
@@ -97,21 +97,21 @@ def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
         assert [view.state for view in views] == [DOWN, DOWN, RUNNING]
         assert [view.was_forced for view in views] == [True, False, False]
         await made.faults.release("f1")
-        await made.faults.end("f2", ["n1"], signal_name="TERM")  # which was started as one that listens
+        await made.faults.end("f2", ["n1"], signal_name="TERM")  # its successor does not ignore SIGTERM
         assert (await made.faults.look("n1")).was_forced is False
 
     run(work)
 
 
-def wait_for_its_end(pid: int) -> None:
-    """Without the harness hearing of it."""
+def wait_until_ended(pid: int) -> None:
+    """Wait until a process has ended, without letting the harness notice."""
     with contextlib.suppress(FileNotFoundError):
         while Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
             time.sleep(0.01)
 
 
-async def kill_it(process: HostProcess) -> None:
-    """As somebody else than the harness does, which hears of it."""
+async def kill_externally(process: HostProcess) -> None:
+    """Kill a process from outside the harness, and wait until the harness has noticed."""
     assert process.host_pid is not None
     os.kill(process.host_pid, signal.SIGKILL)
     while process.exit_status() is None:  # noqa: ASYNC110 - a process
@@ -119,15 +119,15 @@ async def kill_it(process: HostProcess) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["and is known to have", "and is not known to have yet"])
-def test_a_replica_that_had_ended_is_not_taken_for_one_that_a_fault_has_ended(run: Run, is_known: bool) -> None:
+def test_a_replica_that_had_exited_is_not_attributed_to_the_fault(run: Run, is_known: bool) -> None:
     async def work(made: Replicas) -> None:
         process = made.current["n1"]
         assert process.host_pid is not None
         if is_known:
-            await kill_it(process)
+            await kill_externally(process)
         else:
             os.kill(process.host_pid, signal.SIGKILL)
-            wait_for_its_end(process.host_pid)
+            wait_until_ended(process.host_pid)
             assert process.exit_status() is None
         await made.faults.end("f1", ["n1", "n2"])
         views = [await made.faults.look(host) for host in HOSTS]
@@ -137,12 +137,12 @@ def test_a_replica_that_had_ended_is_not_taken_for_one_that_a_fault_has_ended(ru
     run(work)
 
 
-def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exit_is_logged_when_the_replica_is_restarted(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.faults.release("f1")
         assert caplog.messages == []
-        await kill_it(made.current["n2"])
+        await kill_externally(made.current["n2"])
         await made.faults.release_all()
         assert caplog.messages == ["n2 exited unexpectedly, with status -9; restarting it"]
         assert made.faults.unexpected_exits == {"n2 exited unexpectedly, with status -9": 1}
@@ -152,12 +152,12 @@ def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(run: Run, ca
 
 
 @pytest.mark.parametrize("way", ["kill", "terminate"])
-def test_who_is_ended_by_the_harness_for_no_fault_has_not_ended_by_itself(run: Run, way: str) -> None:
-    """As all are whose file system is mounted again, or who are to join their group."""
+def test_a_replica_ended_by_the_harness_without_a_fault_is_no_unexpected_exit(run: Run, way: str) -> None:
+    """As for remounting its file system, or for joining its group."""
 
     async def work(made: Replicas) -> None:
         await getattr(made.current["n1"], way)()
-        await kill_it(made.current["n2"])
+        await kill_externally(made.current["n2"])
         await getattr(made.current["n2"], way)()
         assert [(await made.faults.look(host)).ended_by_itself for host in HOSTS] == [False, True, False]
         await made.faults.release_all()
@@ -167,7 +167,7 @@ def test_who_is_ended_by_the_harness_for_no_fault_has_not_ended_by_itself(run: R
     run(work)
 
 
-def test_replicas_end_and_are_started_again(run: Run) -> None:
+def test_ended_replicas_are_restarted_when_their_fault_is_released(run: Run) -> None:
     async def work(made: Replicas) -> None:
         before = made.current["n1"]
         await made.faults.end("f1", ["n1"])
@@ -185,10 +185,10 @@ def test_replicas_end_and_are_started_again(run: Run) -> None:
     run(work)
 
 
-def test_an_end_that_was_broken_off_is_brought_to_its_end_before_the_replica_is_started(
+def test_an_interrupted_kill_is_completed_before_the_replica_is_restarted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it comes to a replica that was left alone, as one that runs, and nobody starts it again."""
+    """Otherwise the kill could hit a replica that counts as running, which nothing would restart."""
 
     async def work(made: Replicas) -> None:
         process, is_asked = made.current["n1"], asyncio.Event()
@@ -211,7 +211,7 @@ def test_an_end_that_was_broken_off_is_brought_to_its_end_before_the_replica_is_
     run(work)
 
 
-def test_replicas_stop_and_go_on(run: Run) -> None:
+def test_paused_replicas_resume_when_the_last_fault_is_released(run: Run) -> None:
     async def work(made: Replicas) -> None:
         pids = [made.current[host].pid for host in HOSTS]
         await made.faults.pause("f1", ["n1", "n2"])
@@ -226,7 +226,7 @@ def test_replicas_stop_and_go_on(run: Run) -> None:
     run(work)
 
 
-def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(run: Run) -> None:
+def test_a_replica_restarted_while_another_fault_pauses_it_is_paused(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.pause("pause", ["n1"])
         await made.faults.end("kill", ["n1"])
@@ -242,13 +242,13 @@ def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(run: 
     run(work)
 
 
-def test_a_crash_loop_kills_again_and_again_until_it_is_released(run: Run) -> None:
+def test_a_crash_loop_kills_repeatedly_until_it_is_released(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.crash_loop("f1", ["n2"], up_s=0.05)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + 20
         while (await made.faults.look("n2")).starts < 5:
-            assert loop.time() < deadline_s, "it is not being killed"
+            assert loop.time() < deadline_s, "the replica is not being killed"
             await asyncio.sleep(0.01)
         await made.faults.release("f1")
         view = await made.faults.look("n2")
@@ -259,7 +259,7 @@ def test_a_crash_loop_kills_again_and_again_until_it_is_released(run: Run) -> No
     run(work)
 
 
-def test_everything_is_released_also_what_ended_by_itself(run: Run) -> None:
+def test_release_all_ends_every_fault_and_restarts_killed_replicas(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.faults.pause("f2", ["n2"])
@@ -271,7 +271,7 @@ def test_everything_is_released_also_what_ended_by_itself(run: Run) -> None:
     run(work)
 
 
-def test_only_what_nobody_keeps_down_is_revived(run: Run) -> None:
+def test_only_replicas_that_no_fault_keeps_down_are_revived(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.current["n2"].kill()
@@ -281,7 +281,7 @@ def test_only_what_nobody_keeps_down_is_revived(run: Run) -> None:
     run(work)
 
 
-def test_one_host_that_fails_does_not_keep_the_others_down(run: Run) -> None:
+def test_a_replica_that_fails_to_start_does_not_keep_the_others_down(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", HOSTS)
         made.fail_to_start.add("n1")
@@ -295,7 +295,7 @@ def test_one_host_that_fails_does_not_keep_the_others_down(run: Run) -> None:
     run(work)
 
 
-def test_hosts_without_a_replica_are_refused(run: Run) -> None:
+def test_unknown_hosts_and_signals_are_refused(run: Run) -> None:
     async def work(made: Replicas) -> None:
         with pytest.raises(ValueError, match="n9"):
             await made.faults.end("f1", ["n9"])

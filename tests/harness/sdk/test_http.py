@@ -1,4 +1,4 @@
-"""The small HTTP client: whole answers, refusals that are certain, and nothing taken for another request's answer."""
+"""The small HTTP client: complete answers, definite refusals, and no answer taken for that of another request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.sdk import HttpError, JsonHttp, Refused, connection, post
 Reply = bytes
 
 
-def ask(reply: Reply, work: Callable[[str], Awaitable[None]]) -> list[bytes]:
-    """Do something with a server that answers every request with `reply` and then hangs up if that is empty; returns
-    what it was sent."""
+def with_server(reply: Reply, work: Callable[[str], Awaitable[None]]) -> list[bytes]:
+    """Do something with a server that answers every request with `reply`, or hangs up if that is empty; returns what it
+    received."""
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,23 +36,23 @@ def ask(reply: Reply, work: Callable[[str], Awaitable[None]]) -> list[bytes]:
     return heard
 
 
-def test_json_goes_out_and_comes_back() -> None:
+def test_requests_and_answers_are_json() -> None:
     async def work(url: str) -> None:
         server = JsonHttp(url)
         assert await server.post("/kv", {"key": 1}) == {"ok": True}
         assert await server.get("/kv") == {"ok": True}
         await server.close()
 
-    first, second = ask(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"ok":true}', work)
+    first, second = with_server(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"ok":true}', work)
     assert first.startswith(b"POST /kv HTTP/1.1\r\n") and first.endswith(b'\r\n\r\n{"key": 1}')
     assert second.startswith(b"GET /kv HTTP/1.1\r\n") and b"Content-Type" not in second
 
 
-def test_an_answer_in_chunks() -> None:
+def test_a_chunked_answer_is_decoded() -> None:
     async def work(url: str) -> None:
         assert await post(f"{url}/x", {}) == [1, 2]
 
-    ask(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n3\r\n 2]\r\n0\r\n\r\n", work)
+    with_server(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n3\r\n 2]\r\n0\r\n\r\n", work)
 
 
 def test_a_status_of_400_or_more_raises_with_the_answer() -> None:
@@ -61,21 +61,21 @@ def test_a_status_of_400_or_more_raises_with_the_answer() -> None:
             await post(f"{url}/x", {})
         assert (caught.value.status, caught.value.body) == (503, "no leader")
 
-    ask(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 9\r\n\r\nno leader", work)
+    with_server(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 9\r\n\r\nno leader", work)
 
 
-def test_a_connection_that_cannot_be_made_is_refused_and_one_that_ends_is_not() -> None:
+def test_a_failed_connection_is_a_refusal_and_a_broken_one_is_not() -> None:
     async def work(url: str) -> None:
         with pytest.raises(ConnectionError, match="before its answer was complete"):
             await post(f"{url}/x", {})
         with pytest.raises(Refused, match=r"cannot connect to 127\.0\.0\.1:1:"):
             await post("http://127.0.0.1:1/x", {})
 
-    ask(b"", work)
+    with_server(b"", work)
 
 
-def test_a_host_that_does_not_answer_is_passed_over_as_for_any_connection() -> None:
-    """By a client that tries one host after the other, and by a plug-in that looks for who leads."""
+def test_an_unreachable_host_can_be_skipped_by_catching_connection_errors() -> None:
+    """As by a client that tries one host after the other, or by a plug-in that looks for the leader."""
 
     async def work(url: str) -> None:
         found = []
@@ -88,32 +88,32 @@ def test_a_host_that_does_not_answer_is_passed_over_as_for_any_connection() -> N
                     found.append(address)
         assert found == [url.removeprefix("http://")] * 2
 
-    ask(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", work)
+    with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", work)
 
 
 @pytest.mark.parametrize(
     "reply", [b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"]
 )
-def test_what_is_no_answer_is_an_error(reply: bytes) -> None:
+def test_an_invalid_or_oversized_answer_is_an_error(reply: bytes) -> None:
     async def work(url: str) -> None:
         with pytest.raises(ValueError, match=r"no HTTP answer|an answer of more than"):
             await post(f"{url}/x", {})
 
-    ask(reply, work)
+    with_server(reply, work)
 
 
-def test_a_request_that_was_given_up_leaves_no_answer_for_the_next() -> None:
+def test_a_cancelled_request_closes_its_connection() -> None:
     async def work(url: str) -> None:
         server = JsonHttp(url)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(server.get("/slow"), 0.05)
         assert server._streams is None
 
-    ask(b"HTTP/1.1 200 OK\r\n", work)
+    with_server(b"HTTP/1.1 200 OK\r\n", work)
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.1 200 OK\r\nConnection: Close\r\n"])
-def test_an_answer_without_a_length_goes_on_until_the_connection_ends(head: bytes) -> None:
+def test_an_answer_without_a_length_ends_with_its_connection(head: bytes) -> None:
     async def main() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")

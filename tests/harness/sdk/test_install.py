@@ -1,4 +1,4 @@
-"""Install recipes: fetched once, found by name, and a registry's refusal in one line."""
+"""Install recipes: fetched once, programs found by name, and errors of registries in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Counted(Recipe):
-    """Brings a file, and counts how often it is asked to; with `fails` it does not get so far."""
+    """Creates a file, and counts its calls; with `fails` it fails halfway."""
 
     calls: tuple[list[int], ...] = ()
     fails: bool = False
@@ -40,14 +40,16 @@ class Counted(Recipe):
         Path(directory, "whole").touch()
 
 
-def test_the_cache_is_where_the_environment_says(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_directory_follows_the_environment(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert cache_directory() == str(cache)
     monkeypatch.delenv("SPLITBRAIN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_directory() == str(tmp_path / "xdg" / "splitbrain" / "packages")
 
 
-def test_a_recipe_is_fetched_once_however_many_ask_at_a_time() -> None:
+def test_a_recipe_is_fetched_once_by_concurrent_callers() -> None:
     recipe = Counted(("thing",), ([],))
     threads = [threading.Thread(target=fetched, args=(recipe,)) for _ in range(8)]
     for thread in threads:
@@ -58,7 +60,7 @@ def test_a_recipe_is_fetched_once_however_many_ask_at_a_time() -> None:
     assert sorted(os.listdir(fetched(recipe))) == [".complete", "half", "whole"]
 
 
-def test_half_a_recipe_is_never_taken_for_a_whole_one(cache: Path) -> None:
+def test_a_failed_fetch_is_not_taken_for_a_complete_one(cache: Path) -> None:
     recipe = Counted(("thing",), ([],), fails=True)
     with pytest.raises(OperatorError, match="the line is down"):
         fetched(recipe)
@@ -66,7 +68,7 @@ def test_half_a_recipe_is_never_taken_for_a_whole_one(cache: Path) -> None:
     assert [entry for entry in os.listdir(cache) if not entry.endswith(".lock")] == []
 
 
-def test_what_a_killed_fetch_left_goes_with_the_next_one_of_its_recipe(cache: Path) -> None:
+def test_a_fetch_removes_what_a_killed_fetch_of_its_recipe_left(cache: Path) -> None:
     recipe, other = Counted(("thing",), ([],)), Counted(("other",), ([],))
     for unfinished in (recipe, other):
         (cache / f".fetching-{unfinished.key}-x1").mkdir(parents=True)
@@ -75,7 +77,7 @@ def test_what_a_killed_fetch_left_goes_with_the_next_one_of_its_recipe(cache: Pa
     assert left == {recipe.key, f".fetching-{other.key}-x1"}
 
 
-def test_a_file_of_the_users_own_is_copied_again_when_it_changed(tmp_path: Path) -> None:
+def test_a_local_file_is_copied_again_when_it_has_changed(tmp_path: Path) -> None:
     source = tmp_path / "server.py"
     source.write_text("one")
     first = fetched(path(str(source)))
@@ -84,7 +86,7 @@ def test_a_file_of_the_users_own_is_copied_again_when_it_changed(tmp_path: Path)
     assert (Path(first, "server.py").read_text(), Path(second, "server.py").read_text()) == ("one", "two!")
 
 
-def test_copies_that_nobody_uses_any_more_are_removed(tmp_path: Path) -> None:
+def test_unused_copies_of_a_local_file_are_removed(tmp_path: Path) -> None:
     source = tmp_path / "server.py"
     source.write_text("one")
     first = fetched(path(str(source)))
@@ -94,18 +96,18 @@ def test_copies_that_nobody_uses_any_more_are_removed(tmp_path: Path) -> None:
     assert not os.path.exists(first)
 
 
-def test_relative_files_start_at_the_plug_in(tmp_path: Path) -> None:
+def test_relative_paths_start_at_the_plug_in(tmp_path: Path) -> None:
     names: dict[str, Recipe] = {}
     exec(compile("recipe = path('server.py')", str(tmp_path / "mine.py"), "exec"), {"path": path}, names)
     assert names["recipe"].what == (str(tmp_path / "server.py"),)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_local_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"install path .*missing.py: No such file or directory: .*missing.py"):
         fetched(path(str(tmp_path / "missing.py")))
 
 
-def test_the_program_is_found_and_not_the_script_that_starts_it(tmp_path: Path) -> None:
+def test_a_native_program_is_preferred_to_the_script_that_starts_it(tmp_path: Path) -> None:
     contents = {"bin/kv": b"#!/usr/bin/python3\n", "kv/native/kv": b"\x7fELF and so on", "doc/kv": b"text"}
     for name, content in contents.items():
         file = tmp_path / name
@@ -120,7 +122,7 @@ def test_the_program_is_found_and_not_the_script_that_starts_it(tmp_path: Path) 
     assert find_file(str(tmp_path), "kv", [str(tmp_path / "bin")]) == str(tmp_path / "bin/kv")
 
 
-def test_a_registrys_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_a_registry_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "WARNING: slow\nERROR: No matching distribution found for nothing==9\nnotice: a new release\n"
 
     def refuse(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -145,7 +147,9 @@ def test_a_registrys_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         ("ERROR: Exception:\nTraceback:\nValueError: a mistake of pip's\n", "failed: ValueError: a mistake of pip's"),
     ],
 )
-def test_an_accident_of_a_registrys_client_is_said(monkeypatch: pytest.MonkeyPatch, said: str, wrong: str) -> None:
+def test_a_crash_of_a_registry_client_is_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, said: str, wrong: str
+) -> None:
     def fail(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(argv, 2, "", said)
 
@@ -155,7 +159,7 @@ def test_an_accident_of_a_registrys_client_is_said(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_is_said_with_where_to_make_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_where_to_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(recipe: Recipe, directory: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", directory)
 
@@ -165,7 +169,7 @@ def test_a_full_disk_is_said_with_where_to_make_room(monkeypatch: pytest.MonkeyP
         fetched(pip("nothing==9"))
 
 
-def test_a_registrys_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_registry_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "find_program", lambda name: None)
     with pytest.raises(OperatorError, match="install npm left-pad: npm is not installed on this machine"):
         fetched(install.npm("left-pad"))

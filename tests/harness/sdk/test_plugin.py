@@ -1,4 +1,4 @@
-"""A plug-in's mistakes: all of them, before anything is started, with the file and the line."""
+"""Mistakes in a plug-in: all are reported before anything is started, with file and line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.sdk.plugin import PluginError, hints_of, load_file, place_of, recip
 Write = Callable[[str], str]
 
 HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, path, pip\n"
-COMES_ALONG = {
+BUILT_IN = {
     "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 230, "postgres": 200, "mariadb": 230,
     "patroni": 155,
 }  # fmt: skip
-"""System -> the lines that its plug-in may have, empty ones not counted."""
+"""System -> the maximum number of lines of its plug-in, empty ones not counted."""
 
 GOOD_SYSTEM = """
 class Mine(System):
@@ -48,19 +48,19 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def test_a_file_with_a_system_and_a_client(write: Write) -> None:
+def test_a_plug_in_with_a_system_and_a_client_is_loaded(write: Write) -> None:
     plugin = load_file(write(GOOD_SYSTEM + GOOD_CLIENT))
     assert (plugin.name, plugin.system_class.__name__, plugin.client_class.__name__) == ("mine", "Mine", "Talk")
 
 
-def test_a_file_that_was_changed_is_read_again(write: Write) -> None:
+def test_a_changed_plug_in_is_loaded_again(write: Write) -> None:
     path = write(GOOD_SYSTEM + GOOD_CLIENT)
     assert load_file(path).client_class.__name__ == "Talk"
     write(GOOD_SYSTEM + GOOD_CLIENT.replace("Talk", "TalkMore"))
     assert load_file(path).client_class.__name__ == "TalkMore"
 
 
-def test_one_of_several_systems_is_named_after_a_colon(write: Write) -> None:
+def test_one_of_several_systems_is_chosen_by_name_after_a_colon(write: Write) -> None:
     path = write(GOOD_SYSTEM + GOOD_SYSTEM.replace("Mine", "Other") + GOOD_CLIENT)
     with pytest.raises(PluginError, match=r"^mine.py:8: several systems \(Mine, Other\): choose one, as in .*:Other$"):
         load_file(path)
@@ -69,7 +69,7 @@ def test_one_of_several_systems_is_named_after_a_colon(write: Write) -> None:
         load_file(f"{path}:Third")
 
 
-def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -> None:
+def test_the_base_class_of_a_system_is_not_taken_for_another_system(write: Write) -> None:
     plugin = load_file(write(GOOD_SYSTEM + GOOD_CLIENT + "class Broken(Mine):\n    settings = {'bug': ('on',)}\n"))
     assert plugin.system_class.__name__ == "Broken"
 
@@ -126,13 +126,13 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def read(self, key)", "read = 3\n    def f(self)"), "read is 3"),
     ],
 )  # fmt: skip
-def test_each_mistake_is_told_with_its_line(write: Write, source: str, expected: str) -> None:
+def test_each_mistake_is_reported_with_its_line(write: Write, source: str, expected: str) -> None:
     with pytest.raises(PluginError, match=expected) as caught:
         load_file(write(source))
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_with_a_common_name_is_the_clients_own_unless_it_has_the_others_too(write: Write) -> None:
+def test_a_method_with_a_common_name_is_a_capability_only_beside_the_related_ones(write: Write) -> None:
     helper = "    def get(self, path, times=3):\n        return path\n"
     assert load_file(write(GOOD_SYSTEM + GOOD_CLIENT + helper)).client_class.__name__ == "Talk"
     others = "".join(f"    async def {name}(self, key, text):\n        pass\n" for name in ("put", "concat"))
@@ -140,20 +140,20 @@ def test_a_method_with_a_common_name_is_the_clients_own_unless_it_has_the_others
         load_file(write(GOOD_SYSTEM + GOOD_CLIENT + helper + others))
 
 
-def test_a_file_without_a_client_is_for_runs_that_bring_one(write: Write) -> None:
+def test_a_plug_in_without_a_client_is_refused_only_where_one_is_required(write: Write) -> None:
     plugin = load_file(write(GOOD_SYSTEM))
     with pytest.raises(PluginError, match=r"^mine.py:3: has no class that is a harness.sdk.Client: write one, or use"):
         require_client(plugin)
     require_client(load_file(write(GOOD_SYSTEM + GOOD_CLIENT)))
 
 
-def test_all_mistakes_are_told_at_once(write: Write) -> None:
+def test_all_mistakes_are_reported_at_once(write: Write) -> None:
     source = GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT.replace("async def", "def")
     with pytest.raises(PluginError, match=r"Mine.command must take.*; mine.py:9: Talk.read must be async"):
         load_file(write(source))
 
 
-def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Write) -> None:
+def test_a_member_with_a_misspelt_name_is_reported(write: Write) -> None:
     def hints(more: str) -> list[str]:
         return list(hints_of(load_file(write(GOOD_SYSTEM + more + GOOD_CLIENT)).system_class))
 
@@ -164,12 +164,12 @@ def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Writ
     assert hints("    _store = {}\n    quorum = 2\n    def path_of(self, host):\n        return host.data\n") == []
 
 
-@pytest.mark.parametrize("name", COMES_ALONG)
-def test_the_systems_that_come_along_have_no_such_member(name: str) -> None:
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_systems_have_no_misspelt_members(name: str) -> None:
     assert list(hints_of(registry.load("systems", name).plugin.system_class)) == []
 
 
-def test_a_directory_may_have_a_colon(tmp_path: Path) -> None:
+def test_the_path_of_a_plug_in_may_contain_a_colon(tmp_path: Path) -> None:
     path = tmp_path / "a:b" / "mine.py"
     path.parent.mkdir()
     path.write_text(f"{HEAD}{GOOD_SYSTEM}{GOOD_CLIENT}")
@@ -179,7 +179,7 @@ def test_a_directory_may_have_a_colon(tmp_path: Path) -> None:
     assert registry.short_name(f"{path}:Mine") == "mine-Mine"
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_plug_in_is_reported() -> None:
     with pytest.raises(PluginError, match=r"nowhere\.py: there is no such file"):
         load_file("nowhere.py")
 
@@ -192,7 +192,7 @@ def test_settings_are_checked_and_their_default_comes_first(write: Write) -> Non
     assert flags.default == "" and flags.problem("-v") is None
 
 
-def test_what_is_installed_may_depend_on_a_setting(write: Write) -> None:
+def test_install_recipes_may_depend_on_a_setting(write: Write) -> None:
     choice = "(pip('common'), by_setting('version', {'2': pip('kv==2'), '1': (pip('kv==1'), pip('old'))}))"
     source = f"{GOOD_SYSTEM}    install = {choice}\n    settings = {{'version': ('2', '1')}}\n"
     cls = load_file(write(source + GOOD_CLIENT)).system_class
@@ -205,7 +205,7 @@ def test_what_is_installed_may_depend_on_a_setting(write: Write) -> None:
     assert installed(None) == ["pip common", "pip kv==2", "pip kv==1", "pip old"]
 
 
-def test_the_registry_takes_a_file_for_a_system(write: Write) -> None:
+def test_the_registry_loads_a_system_from_a_file(write: Write) -> None:
     found = registry.load("systems", write(GOOD_SYSTEM + GOOD_CLIENT))
     assert (found.name, found.ports, found.offers) == ("mine", (7000,), {"client"})
     assert found.client_class.__name__ == "Talk"
@@ -213,21 +213,21 @@ def test_the_registry_takes_a_file_for_a_system(write: Write) -> None:
         registry.load("systems", "nowhere.py")
 
 
-def test_the_systems_that_come_along_are_what_the_registry_asks_of_one() -> None:
-    for name in COMES_ALONG:
+def test_built_in_systems_meet_the_requirements_of_the_registry() -> None:
+    for name in BUILT_IN:
         found = registry.load("systems", name)
         assert found.name == name and registry._problems("systems", found) == []
 
 
-def test_the_systems_that_come_along_stay_short() -> None:
-    for name, most in COMES_ALONG.items():
+def test_built_in_systems_stay_within_their_numbers_of_lines() -> None:
+    for name, most in BUILT_IN.items():
         source = Path(registry.__file__).parent / "systems" / f"{name.replace('-', '_')}.py"
         lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
         assert len(lines) <= most, name
 
 
 @pytest.mark.parametrize("names_cause", [True, False])
-def test_a_time_limit_that_ran_out_is_told_with_the_line_that_waited(names_cause: bool, tmp_path: Path) -> None:
+def test_a_timeout_is_reported_with_the_line_that_waited(names_cause: bool, tmp_path: Path) -> None:
     """asyncio names the cause of its TimeoutError from Python 3.11.3 on; before, it is only its context."""
     path = tmp_path / "waits.py"
     path.write_text("def wait(error):\n    pass\n    raise error\n")

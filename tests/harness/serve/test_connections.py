@@ -51,16 +51,16 @@ def run_at_work(store: Store) -> Iterator[RunDir]:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """What comes until the server ends the connection; fails where it does not."""
+    """Everything until the server ends the connection; raises TimeoutError if it does not."""
     got = b""
-    with contextlib.suppress(ConnectionError):  # cut off is as good as closed
+    with contextlib.suppress(ConnectionError):  # a reset counts as closed
         while part := connection.recv(65_536):
             got += part
     return got
 
 
-def test_who_only_holds_connections_keeps_nobody_out(serve: Callable[..., Client]) -> None:
-    """Within seconds, long before any of them is given up for its age."""
+def test_idle_connections_do_not_keep_other_clients_out(serve: Callable[..., Client]) -> None:
+    """Within seconds, long before any of them times out."""
     client = serve()
     with contextlib.ExitStack() as stack:
         held = [connect(stack, client) for _ in range(2 * accepting.MAX_CONNECTIONS)]
@@ -71,8 +71,8 @@ def test_who_only_holds_connections_keeps_nobody_out(serve: Callable[..., Client
         assert read_to_end(held[0]) == b"", "the oldest of them made room"
 
 
-def test_many_requests_at_one_moment_are_all_answered(serve: Callable[..., Client], store: Store) -> None:
-    """More than there may be connections: they wait in the kernel's queue."""
+def test_many_simultaneous_requests_are_all_answered(serve: Callable[..., Client], store: Store) -> None:
+    """They exceed the limit of connections, and wait in the kernel's queue."""
     run = make_run(store)
     client = serve()
     with concurrent.futures.ThreadPoolExecutor(2 * accepting.MAX_CONNECTIONS) as pool:
@@ -80,10 +80,10 @@ def test_many_requests_at_one_moment_are_all_answered(serve: Callable[..., Clien
     assert {status for status, _, _ in answers} == {200}
 
 
-def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
+def test_a_client_that_has_sent_a_request_is_answered_even_if_the_server_was_busy(
     serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All requests come while the server is at something else, for longer than a silent client keeps its place."""
+    """All requests arrive while the server is busy for longer than an idle connection keeps its slot."""
     monkeypatch.setattr(accepting, "FULL_TIMEOUT_S", 0.3)
     client = serve()
     has_room = accepting.Acceptor._has_room
@@ -107,7 +107,7 @@ def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
         assert {read_to_end(connection)[:12] for connection in waiting} == {b"HTTP/1.1 200"}
 
 
-def test_where_all_are_at_work_others_are_told_so(
+def test_clients_are_answered_503_while_all_connections_are_busy(
     serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepting, "FULL_TIMEOUT_S", 0.2)
@@ -120,10 +120,12 @@ def test_where_all_are_at_work_others_are_told_so(
             assert client.ask("/")[0] == 503
     deadline_s = time.monotonic() + DEADLINE_S
     while client.ask("/")[0] == 503:
-        assert time.monotonic() < deadline_s, "they have gone"
+        assert time.monotonic() < deadline_s, "503 although the other clients have disconnected"
 
 
-def test_where_no_descriptor_is_left_others_wait(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_wait_while_the_server_has_no_free_descriptor(
+    serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = serve()
     refusals = 3
 
@@ -142,7 +144,7 @@ def test_where_no_descriptor_is_left_others_wait(serve: Callable[..., Client], m
     assert refusals == 0
 
 
-def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Client]) -> None:
+def test_live_views_are_not_closed_to_make_room(run_at_work: RunDir, serve: Callable[..., Client]) -> None:
     client = serve()
     with contextlib.ExitStack() as stack:
         view = connect_by_http(stack, client)
@@ -154,7 +156,7 @@ def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Clien
         assert client.ask("/")[0] == 200
         run_at_work.write_results({"valid": True})
         run_at_work.finish()
-        assert b'"verdict": "valid"' in answer.read(), "the view went on to its end"
+        assert b'"verdict": "valid"' in answer.read(), "the view continued to its end"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Clien
     ids=["nothing", "half a line", "half a head"],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_request_that_does_not_come_is_given_up(serve: Callable[..., Client], sent: bytes) -> None:
+def test_a_connection_without_a_complete_request_is_closed(serve: Callable[..., Client], sent: bytes) -> None:
     client = serve()
     with contextlib.ExitStack() as stack:
         connection = connect(stack, client)
@@ -173,8 +175,8 @@ def test_a_request_that_does_not_come_is_given_up(serve: Callable[..., Client], 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_second_request_that_does_not_come_is_given_up(serve: Callable[..., Client]) -> None:
-    """Its first byte ends what uvicorn itself waits between two requests."""
+def test_a_connection_without_a_complete_second_request_is_closed(serve: Callable[..., Client]) -> None:
+    """Its first byte ends uvicorn's own timeout between two requests."""
     client = serve()
     with contextlib.ExitStack() as stack:
         connection = connect(stack, client)
@@ -186,7 +188,7 @@ def test_a_second_request_that_does_not_come_is_given_up(serve: Callable[..., Cl
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_form_that_does_not_come_is_given_up(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_connection_without_a_complete_form_is_closed(store: Store, serve: Callable[..., Client]) -> None:
     client = serve(Launcher(store.root))
     with contextlib.ExitStack() as stack:
         connection = connect(stack, client)
@@ -200,11 +202,13 @@ def test_a_form_that_does_not_come_is_given_up(store: Store, serve: Callable[...
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, store: Store, serve: Callable[..., Client]) -> None:
+def test_a_connection_whose_client_does_not_read_the_answer_is_closed(
+    tmp_path: Path, store: Store, serve: Callable[..., Client]
+) -> None:
     client = serve()
     run = make_run(store)
     with open(run.path / "some.bin", "wb") as file:
-        file.truncate(64 << 20)  # more than any buffer between the two takes
+        file.truncate(64 << 20)  # more than all buffers in between take
 
     def is_open() -> bool:
         paths = []
@@ -225,7 +229,7 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, store: Store, s
         assert len(read_to_end(connection)) < 64 << 20
 
 
-def test_who_goes_on_asking_or_watching_is_not_given_up(
+def test_a_connection_that_keeps_requesting_or_watching_stays_open(
     run_at_work: RunDir, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PATIENCE_S", 2.0)

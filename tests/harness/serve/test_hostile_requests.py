@@ -1,4 +1,4 @@
-"""Requests that no page of ours makes: each is answered with 4xx, and nothing in the store or beside it changes."""
+"""Requests that none of our pages makes: each is answered with 4xx, and nothing in or beside the store changes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def traversals(run: str) -> Iterator[str]:
 
 
 def others() -> Iterator[tuple[str, bytes]]:
-    """(what it is, the request), with the server's own host as HOST."""
+    """(description, request), with HOST for the server's own Host header."""
     for host in (
         "evil.example", "evil.example:PORT", "127.0.0.1", "localhost", "127.0.0.1:1", "127.0.0.1.evil.example:PORT",
         "localhost.evil.example:PORT", "127.0.0.1:PORT@evil.example", "127.1:PORT", "[::1]:PORT", "0.0.0.0:PORT",
@@ -143,7 +143,7 @@ def forms() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture
 def place(tmp_path: Path, store: Store) -> tuple[Path, str]:
-    """A store with one run, links out of it, and something beside it that nobody may see. The run's address as well."""
+    """The directory of a store with one run, links out of it and secrets beside it; and the address of the run."""
     run = make_run(store)
     (tmp_path / "other").mkdir()
     for path in (tmp_path / "secret.txt", tmp_path / "other" / "secret.txt"):
@@ -173,15 +173,15 @@ def test_hostile_requests_get_4xx_and_change_nothing(
     assert {what: status for what, status in answers.items() if not 400 <= status < 500} == {}
     assert tree(directory) == before
     assert list(launcher.launches) == []
-    assert client.ask("/")[0] == 200, "and it still answers"
+    assert client.ask("/")[0] == 200, "the server still answers"
 
 
-def test_hosts_are_named_as_browsers_name_them() -> None:
+def test_loopback_hosts_are_named_as_browsers_name_them() -> None:
     assert loopback_hosts(8137) == {"127.0.0.1:8137", "localhost:8137"}
     assert loopback_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
 
 
-def test_a_server_that_only_reads_has_no_form(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
+def test_a_server_without_a_launcher_has_no_form(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
     client = serve()
     assert [client.ask(path)[0] for path in ("/new", "/started")] == [404, 404]
     status, _, _ = client.ask("/new", method="POST", body=b"", Content_Type="application/x-www-form-urlencoded")
@@ -197,11 +197,13 @@ def test_links_are_neither_listed_nor_opened(place: tuple[Path, str], serve: Cal
     assert SECRET not in client.ask(f"{run}/files/linked.txt")[2]
 
 
-def test_clients_that_are_gone_leave_no_file_open(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
+def test_clients_that_have_disconnected_leave_no_file_open(
+    place: tuple[Path, str], serve: Callable[..., Client]
+) -> None:
     client = serve()
     directory, run = place
     with open(directory / "store" / run.removeprefix("/runs/") / "some.bin", "wb") as file:
-        file.truncate(64 << 20)  # more than any buffer between the two takes
+        file.truncate(64 << 20)  # more than all buffers in between take
 
     def open_files() -> list[str]:
         paths = []
@@ -210,10 +212,10 @@ def test_clients_that_are_gone_leave_no_file_open(place: tuple[Path, str], serve
                 paths.append(os.readlink(f"/proc/self/fd/{fd}"))
         return [path for path in paths if path.startswith(f"{directory}/store")]
 
-    gc.disable()  # which would close in the end what nobody has closed
+    gc.disable()  # it would close forgotten files
     try:
         for _ in range(20):
-            _begin_to_read_and_go(client, f"{run}/download/some.bin")
+            _disconnect_while_reading(client, f"{run}/download/some.bin")
         deadline_s = time.monotonic() + DEADLINE_S
         while open_files() and time.monotonic() < deadline_s:
             client.ask("/")
@@ -222,17 +224,15 @@ def test_clients_that_are_gone_leave_no_file_open(place: tuple[Path, str], serve
         gc.enable()
 
 
-def _begin_to_read_and_go(client: Client, target: str) -> None:
+def _disconnect_while_reading(client: Client, target: str) -> None:
     with socket.create_connection(("127.0.0.1", client.port), timeout=DEADLINE_S) as connection:
         connection.sendall(request(target, host=f"Host: 127.0.0.1:{client.port}"))
         assert connection.recv(1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at its end
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
 
 
-def test_where_only_headers_are_asked_for_nothing_is_read_or_followed(
-    store: Store, serve: Callable[..., Client]
-) -> None:
-    """A run at work has a live view that ends with it."""
+def test_a_head_request_neither_reads_a_file_nor_follows_a_run(store: Store, serve: Callable[..., Client]) -> None:
+    """The live view of a run lasts until the run ends."""
     client = serve()
     run = store.create("broker-register-none")
     run.write_test({})

@@ -1,4 +1,4 @@
-"""Starting runs from a form: what becomes a command line, what is refused, and what the end of the server does."""
+"""Starting runs from a form: its command line, what is refused, and what happens when the server ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fields(**changes: list[str]) -> dict[str, list[str]]:
     return {**FIELDS, **changes}
 
 
-def test_a_form_becomes_words_of_a_command_line() -> None:
+def test_a_form_becomes_the_arguments_of_a_command_line() -> None:
     given = fields(
         nemesis=["partition", "kill"], settings=["read_mode=unsafe timing=default"], seed=["7"], rate=["50.5"]
     )
@@ -46,7 +46,7 @@ def test_a_form_becomes_words_of_a_command_line() -> None:
     assert build_parser().parse_args(["run", *read_form(FIELDS).words]).seed is None
 
 
-def test_settings_of_the_workload_are_those_of_run() -> None:
+def test_workload_settings_in_a_form_are_passed_to_the_run() -> None:
     given = fields(system=["etcd"], workload=["cas-register"], settings=["workload.keys=20  workload.keys=20"])
     arguments = build_parser().parse_args(["run", *read_form(given).words])
     assert arguments.settings == [("workload.keys", "20")]
@@ -67,17 +67,17 @@ def test_settings_of_the_workload_are_those_of_run() -> None:
         ({"settings": ["=unsafe"]}, "settings: =unsafe is not NAME=VALUE"),
     ],
 )
-def test_settings_that_run_would_not_take_are_told(changes: dict[str, list[str]], said: str) -> None:
+def test_settings_that_harness_run_would_refuse_are_reported(changes: dict[str, list[str]], said: str) -> None:
     with pytest.raises(OperatorError) as caught:
         read_form(fields(**changes))
     assert said in str(caught.value)
 
 
-def test_all_may_stand_beside_what_it_leaves_out() -> None:
+def test_all_may_be_combined_with_a_nemesis_that_it_leaves_out() -> None:
     assert "--nemesis=all,promote" in read_form(fields(nemesis=["all", "promote"])).words
 
 
-def test_the_numbers_of_a_form_are_those_of_its_run() -> None:
+def test_the_numbers_of_a_form_are_passed_on_exactly() -> None:
     numbers = {"time_limit": "86400.125", "rate": "1234.5678", "nodes": "5"}
     arguments = build_parser().parse_args(["run", *read_form(fields(**{n: [t] for n, t in numbers.items()})).words])
     assert (arguments.time_limit, arguments.rate, arguments.nodes) == (86400.125, 1234.5678, 5)
@@ -94,14 +94,14 @@ def test_the_numbers_of_a_form_are_those_of_its_run() -> None:
         {"settings": ["read_mode=$(id)"]}, {"settings": ["unknown=1"]}, {"time_limit": ["9" * 5_000]},
     ],
 )  # fmt: skip
-def test_what_is_not_known_or_out_of_bounds_is_refused(changes: dict[str, list[str]]) -> None:
+def test_unknown_values_and_values_out_of_bounds_are_refused(changes: dict[str, list[str]]) -> None:
     with pytest.raises(OperatorError):
         read_form(fields(**changes))
 
 
 @pytest.fixture
 def sleeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> str:
-    """A program in the place of the harness: it prints its words and sleeps until it is interrupted."""
+    """A program in the place of the harness: it prints its arguments and sleeps until it is interrupted."""
     path = tmp_path / "sleeper"
     path.write_text(
         f"#!{sys.executable}\n"
@@ -127,7 +127,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(store: Store, sleeper: str) -> None:
+def test_one_run_at_a_time_is_started_and_stopping_the_server_interrupts_it(store: Store, sleeper: str) -> None:
     launcher = Launcher(store.root)
     launcher.stop([].append)
     launch = launcher.start(Form(["--seed=7", "--nemesis=$(id); <b>"]))
@@ -148,7 +148,7 @@ def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(stor
     assert again.status == 2
 
 
-def test_a_run_ends_although_the_server_was_started_with_its_interrupts_ignored(store: Store, sleeper: str) -> None:
+def test_a_run_can_be_interrupted_even_if_the_server_ignores_sigint(store: Store, sleeper: str) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         launcher = Launcher(store.root)
@@ -165,7 +165,7 @@ def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatc
     launcher = Launcher(store.root)
     launch = launcher.start(Form([]))
     wait_for(lambda: launch.output)
-    launch.process.send_signal(19)  # SIGSTOP: it cannot end before it goes on
+    launch.process.send_signal(19)  # SIGSTOP: it cannot end before it is resumed
     said: list[str] = []
     launcher.stop(said.append)
     assert said[-1] == f"the run that was started here (process {launch.process.pid}) is still running"
@@ -173,7 +173,7 @@ def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatc
     launch.process.wait(DEADLINE_S)
 
 
-def test_another_ctrl_c_is_the_runs_and_does_not_leave_it_alone(
+def test_further_ctrl_c_interrupts_the_run_and_the_server_keeps_waiting_for_it(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     path = tmp_path / "stubborn"
@@ -207,7 +207,7 @@ def test_another_ctrl_c_is_the_runs_and_does_not_leave_it_alone(
     wait_for(lambda: launch.output[-1] == "interrupted 3")
 
 
-def test_sigterm_while_a_run_is_waited_for_names_it(store: Store, sleeper: str) -> None:
+def test_sigterm_while_waiting_for_a_run_names_the_run(store: Store, sleeper: str) -> None:
     launcher = Launcher(store.root)
     launch = launcher.start(Form([]))
     wait_for(lambda: launch.output)
@@ -229,7 +229,7 @@ def test_sigterm_while_a_run_is_waited_for_names_it(store: Store, sleeper: str) 
     assert launch.process.wait(DEADLINE_S) == 2
 
 
-def test_a_run_that_was_killed_is_told_with_what_cleans_up(
+def test_a_killed_run_is_shown_with_the_command_that_cleans_up(
     store: Store, serve: Callable[..., Client], sleeper: str
 ) -> None:
     launcher = Launcher(store.root)
@@ -243,7 +243,7 @@ def test_a_run_that_was_killed_is_told_with_what_cleans_up(
     assert "killed by signal 9" in page and "remove what it left with <code>harness clean</code>" in page
 
 
-def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_the_kept_output_of_a_run_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     path = tmp_path / "talker"
     path.write_text(f"#!{sys.executable}\nprint('x' * 5000)\nfor n in range(1000): print('<b>', n)\n")
     path.chmod(0o755)
@@ -254,7 +254,7 @@ def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert launch.process.wait(DEADLINE_S) == 0
 
 
-def test_a_form_of_the_page_starts_a_run(store: Store, serve: Callable[..., Client], sleeper: str) -> None:
+def test_the_form_on_the_page_starts_a_run(store: Store, serve: Callable[..., Client], sleeper: str) -> None:
     launcher = Launcher(store.root)
     client = serve(launcher)
     token = re.search(r'name="token" value="([^"]+)"', client.page("/new"))

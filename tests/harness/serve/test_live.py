@@ -36,7 +36,7 @@ def record(writer: HistoryWriter, clock: list[int], operations: int, first: int 
 
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[tuple[HistoryWriter, list[int], HistoryTail]]:
-    """Who writes a history, its clock in ns, and who follows it."""
+    """The writer of a history, its clock in ns, and a tail that follows it."""
     clock = [0]
     tail = HistoryTail(tmp_path, ["history.jsonl"])
     with HistoryWriter(tmp_path / "history.jsonl", lambda: clock[0]) as writer:
@@ -49,7 +49,9 @@ def read_all(tail: HistoryTail) -> None:
         pass
 
 
-def test_what_is_followed_is_what_the_writer_knows(history: tuple[HistoryWriter, list[int], HistoryTail]) -> None:
+def test_a_followed_history_has_the_same_statistics_as_its_writer(
+    history: tuple[HistoryWriter, list[int], HistoryTail],
+) -> None:
     writer, clock, tail = history
     for part in range(5):
         record(writer, clock, 100, first=100 * part)
@@ -63,7 +65,7 @@ def test_what_is_followed_is_what_the_writer_knows(history: tuple[HistoryWriter,
     assert shown["rate_per_s"] == 100 and shown["time_s"] == 5.0 and shown["faults"] == []
 
 
-def test_faults_in_force(history: tuple[HistoryWriter, list[int], HistoryTail]) -> None:
+def test_the_state_of_a_fault_follows_its_events(history: tuple[HistoryWriter, list[int], HistoryTail]) -> None:
     writer, clock, tail = history
 
     def nemesis(kind: str, f: str, **more: Any) -> list[tuple[str, str]]:
@@ -80,7 +82,7 @@ def test_faults_in_force(history: tuple[HistoryWriter, list[int], HistoryTail]) 
     assert nemesis("info", "heal", proof={"proven": True}) == []
 
 
-def test_on_a_real_clock_time_goes_on_without_events(tmp_path: Path) -> None:
+def test_in_real_time_the_shown_time_advances_without_events(tmp_path: Path) -> None:
     now_s = [100.0]
     line = {"index": 0, "time": 5 * 10**9, "process": 0, "type": "invoke", "f": "read", "value": None}
     (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
@@ -103,7 +105,7 @@ def test_on_a_real_clock_time_goes_on_without_events(tmp_path: Path) -> None:
         (b"x" * 3_000, "longer than"),
     ],
 )
-def test_a_history_that_is_none_is_said_to_be_damaged(
+def test_an_invalid_history_is_reported_as_damaged(
     tmp_path: Path, data: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "MAX_LINE_BYTES", 2_000)
@@ -115,7 +117,7 @@ def test_a_history_that_is_none_is_said_to_be_damaged(
     tail.close()
 
 
-def test_what_is_counted_apart_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_separate_counts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_FUNCTIONS", 3)
     monkeypatch.setattr(live, "MAX_OPEN", 4)
     lines = [{"time": n, "process": n, "type": "invoke", "f": f"f{n}", "value": None} for n in range(100)]
@@ -141,7 +143,7 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS, cuts=st.lists(st.integers(1, 40), min_size=1))
-def test_a_history_in_any_pieces_comes_to_the_same(
+def test_a_history_read_in_any_pieces_gives_the_same_snapshot(
     tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], cuts: list[int]
 ) -> None:
     directory = tmp_path_factory.mktemp("history")
@@ -184,7 +186,7 @@ class Stream:
         self._connection.close()
 
 
-def test_a_run_is_seen_from_its_beginning_to_its_verdict(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_stream_shows_a_run_from_its_beginning_to_its_verdict(store: Store, serve: Callable[..., Client]) -> None:
     run = store.create("t")
     run.write_test({"cluster": "sim"})
     client = serve()
@@ -211,7 +213,7 @@ def test_a_run_is_seen_from_its_beginning_to_its_verdict(store: Store, serve: Ca
     stream.close()
 
 
-def test_a_view_that_comes_late_says_that_it_reads_on(
+def test_a_stream_says_that_it_is_behind_until_it_has_caught_up(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "READ_BYTES", 2_000)
@@ -239,9 +241,7 @@ def test_a_run_that_dies_ends_its_stream(store: Store, serve: Callable[..., Clie
     stream.close()
 
 
-def test_a_run_that_is_removed_ends_its_stream_and_nobody_knows_what_came_of_it(
-    store: Store, serve: Callable[..., Client]
-) -> None:
+def test_removing_a_run_ends_its_stream_with_an_unknown_verdict(store: Store, serve: Callable[..., Client]) -> None:
     run = store.create("t")
     stream = Stream(serve(), run.name)
     stream.next()
@@ -253,7 +253,7 @@ def test_a_run_that_is_removed_ends_its_stream_and_nobody_knows_what_came_of_it(
     run.release()
 
 
-def test_streams_are_bounded_and_given_back(
+def test_the_number_of_streams_is_bounded_and_a_closed_one_makes_room(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "MAX_STREAMS", 1)

@@ -22,13 +22,13 @@ NAMES = ("results.json", "test.json", "history.jsonl", "report.html", "harness.l
 
 def make_device(path: Path) -> None:
     try:
-        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # zero: whoever reads it comes to no end
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero: reading it never ends
     except OSError as error:
         pytest.skip(f"no device can be made here: {error.strerror}")
 
 
 def make_socket(path: Path) -> None:
-    directory = os.open(path.parent, os.O_PATH)  # the whole path may be longer than an address takes
+    directory = os.open(path.parent, os.O_PATH)  # the whole path may be too long for an address
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(f"/proc/self/fd/{directory}/{path.name}")
     os.close(directory)
@@ -47,7 +47,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(params=KINDS)
 def make_odd(request: pytest.FixtureRequest) -> Callable[[Path], None]:
-    """A function that puts something that is no file in the place of one."""
+    """A function that replaces a file by something that is not a regular file."""
 
     def replace(path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def make_odd(request: pytest.FixtureRequest) -> Callable[[Path], None]:
     return replace
 
 
-def test_no_page_waits_for_what_is_no_file(
+def test_no_page_blocks_on_something_that_is_no_regular_file(
     store: Store, serve: Callable[..., Client], make_odd: Callable[[Path], None]
 ) -> None:
     odd, whole = make_run(store), make_run(store, minutes=1)
@@ -78,16 +78,14 @@ def test_no_page_waits_for_what_is_no_file(
     assert '"damage": "it is not a regular file"' in page and "event: end" in page
 
 
-def test_a_mark_that_is_no_file_is_none_of_a_run_at_work(store: Store, make_odd: Callable[[Path], None]) -> None:
+def test_a_running_mark_that_is_no_regular_file_is_ignored(store: Store, make_odd: Callable[[Path], None]) -> None:
     run = make_run(store)
     make_odd(run.path / "running")
     run.results_path.unlink()
     assert [one.verdict for one in read_index(store).runs] == ["unfinished"]
 
 
-def test_what_came_of_a_run_whose_results_are_no_file_is_unknown(
-    store: Store, make_odd: Callable[[Path], None]
-) -> None:
+def test_a_run_whose_results_are_no_regular_file_is_unknown(store: Store, make_odd: Callable[[Path], None]) -> None:
     run = make_run(store)
     make_odd(run.results_path)
     (one,) = read_index(store).runs
@@ -98,7 +96,7 @@ def test_what_came_of_a_run_whose_results_are_no_file_is_unknown(
     assert read_summary(store, run.name) == one
 
 
-def test_nothing_but_a_file_is_opened(tmp_path: Path, make_odd: Callable[[Path], None]) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path, make_odd: Callable[[Path], None]) -> None:
     make_odd(tmp_path / "odd")
     with pytest.raises(NoFile, match="it is not a regular file"):
         open_beneath(tmp_path, ["odd"])
@@ -107,7 +105,7 @@ def test_nothing_but_a_file_is_opened(tmp_path: Path, make_odd: Callable[[Path],
     assert not isinstance(caught.value, NoFile)
 
 
-def test_a_history_that_cannot_be_read_any_more_ends_its_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_becomes_unreadable_ends_its_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "history.jsonl").touch()
     tail = HistoryTail(tmp_path, ["history.jsonl"])
 

@@ -1,4 +1,4 @@
-"""The pages: the list with its filters, a run with its files, two runs side by side. What runs hold is only text."""
+"""The pages: the list with its filters, a run with its files, two runs side by side. All content is shown as text."""
 
 from __future__ import annotations
 
@@ -65,13 +65,15 @@ def test_the_list_is_filtered_sorted_searched_and_paged(store: Store, serve: Cal
 @pytest.mark.parametrize(
     "query", ["page=0", "page=-1", "page=999999999999", "page=x", "sort=x", "verdict=x", "words=%00"]
 )
-def test_odd_queries_are_no_trouble(store: Store, serve: Callable[..., Client], query: str) -> None:
+def test_invalid_queries_do_not_break_the_list(store: Store, serve: Callable[..., Client], query: str) -> None:
     make_run(store)
     assert serve().ask(f"/?{query}")[0] == 200
 
 
 @pytest.mark.parametrize("number", [1e308, float("inf"), float("nan"), 10**400])
-def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[..., Client], number: float) -> None:
+def test_numbers_that_are_no_valid_times_do_not_break_pages(
+    store: Store, serve: Callable[..., Client], number: float
+) -> None:
     fault = {"id": "f1", "nemesis": "kill", "proven": True, "start_ns": -number, "end_ns": number}
     checks = {"mine": {"valid": True, "search_s": number, "rows": [{"start_ns": number, "end_s": number}]}}
     run = make_run(store, duration_s=number, faults=[fault], checks=checks)
@@ -80,7 +82,7 @@ def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[.
         assert client.ask(page)[0] == 200, page
 
 
-def test_a_store_that_is_removed_is_said_to_be_gone(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_store_that_was_removed_is_reported(store: Store, serve: Callable[..., Client]) -> None:
     make_run(store)
     client, launching = serve(), serve(Launcher(store.root))
     assert "no longer exists" not in client.page("/")
@@ -100,12 +102,12 @@ def test_folders_that_cannot_be_read_are_named(
     assert "No readable runs." in page and "No runs yet." not in page
 
 
-def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_store_without_runs_is_shown_as_empty(store: Store, serve: Callable[..., Client]) -> None:
     store.root.mkdir()
     assert "No runs yet" in serve().page("/")
 
 
-def test_a_run_with_its_files(store: Store, serve: Callable[..., Client]) -> None:
+def test_the_page_of_a_run_shows_its_results_and_files(store: Store, serve: Callable[..., Client]) -> None:
     run = make_run(store, valid=False, reason="key 7 was stale", doubts=["f1 was not proven"])
     (run.nodes_path / "n1" / "data").mkdir(parents=True)
     (run.nodes_path / "n1" / "broker.log").write_text("<b>ready</b>\n")
@@ -126,7 +128,7 @@ def test_a_run_with_its_files(store: Store, serve: Callable[..., Client]) -> Non
     assert text == run.results_path.read_text()
 
 
-def test_a_run_says_whom_its_faults_struck_and_leaves_out_none_that_is_in_doubt(
+def test_the_page_of_a_run_names_the_victims_of_faults_and_omits_no_unproven_fault(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "MAX_FAULT_ROWS", 4)
@@ -147,7 +149,7 @@ def test_a_run_says_whom_its_faults_struck_and_leaves_out_none_that_is_in_doubt(
     assert "n1 still &lt;hears&gt; n2" in page
 
 
-def test_what_is_no_text_is_downloaded(store: Store, serve: Callable[..., Client]) -> None:
+def test_files_that_are_not_text_are_downloaded(store: Store, serve: Callable[..., Client]) -> None:
     run = make_run(store)
     (run.path / "evil.html").write_text("<script>alert(1)</script>")
     (run.path / "evil.svg").write_text("<svg onload='alert(1)'/>")
@@ -158,7 +160,7 @@ def test_what_is_no_text_is_downloaded(store: Store, serve: Callable[..., Client
         assert headers["content-disposition"].startswith("attachment")
 
 
-def test_a_report_has_an_origin_of_its_own_and_only_our_scripts(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_report_is_sandboxed_and_runs_only_our_scripts(store: Store, serve: Callable[..., Client]) -> None:
     run = make_run(store)
     write_report(run.path, run.read_test(), run.read_results(), run.history_path)
     status, headers, text = serve().ask(f"/runs/{run.name}/files/report.html")
@@ -169,7 +171,7 @@ def test_a_report_has_an_origin_of_its_own_and_only_our_scripts(store: Store, se
     assert own is not None and own[1] in policy and "unsafe-inline" not in policy.partition("script-src")[2]
 
 
-def test_every_answer_has_the_headers(store: Store, serve: Callable[..., Client]) -> None:
+def test_every_answer_has_the_security_headers(store: Store, serve: Callable[..., Client]) -> None:
     run = make_run(store)
     client = serve()
     for path in (
@@ -187,7 +189,7 @@ def test_every_answer_has_the_headers(store: Store, serve: Callable[..., Client]
     assert "unsafe" not in POLICY
 
 
-def test_two_runs_side_by_side(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_comparison_marks_the_differences_of_two_runs(store: Store, serve: Callable[..., Client]) -> None:
     first = make_run(store, 1, test={"settings": {"read_mode": "unsafe"}})
     second = make_run(
         store, 2, valid=False, reason="stale", checks={"linearizable": {"valid": False, "reason": "key 7"}}
@@ -203,12 +205,16 @@ def test_two_runs_side_by_side(store: Store, serve: Callable[..., Client]) -> No
 
 
 @pytest.mark.parametrize(("rate", "said"), [(0.0, "no limit"), (0.5, "0.5")])
-def test_a_rate_of_none_is_no_limit(store: Store, serve: Callable[..., Client], rate: float, said: str) -> None:
+def test_a_rate_of_zero_is_shown_as_no_limit(
+    store: Store, serve: Callable[..., Client], rate: float, said: str
+) -> None:
     run = make_run(store, test={"rate": rate})
     assert f"<dt>Rate per second</dt><dd>{said}</dd>" in serve().page(f"/runs/{run.name}")
 
 
-def test_what_differs_is_never_the_same_because_it_is_cut(store: Store, serve: Callable[..., Client]) -> None:
+def test_values_that_differ_only_where_they_are_cut_are_marked_as_different(
+    store: Store, serve: Callable[..., Client]
+) -> None:
     long, commit = "a" * 300, "0123456789abcdef" * 2
     first = make_run(
         store, 1, reason=f"{long}1", git_commit=commit, git_dirty=True, test={"settings": {"x": f"{long}1"}}
@@ -223,12 +229,12 @@ def test_what_differs_is_never_the_same_because_it_is_cut(store: Store, serve: C
 
 
 @pytest.mark.parametrize("query", ["", "?first=x/y&second=x/y", "?first=../x&second=..", "?first=latest&second=latest"])
-def test_a_comparison_of_runs_that_are_not_there(store: Store, serve: Callable[..., Client], query: str) -> None:
+def test_a_comparison_of_missing_runs_is_not_found(store: Store, serve: Callable[..., Client], query: str) -> None:
     make_run(store)
     assert serve().ask(f"/compare{query}")[0] == 404
 
 
-def test_a_comparison_says_what_it_does_not_know(
+def test_a_comparison_names_missing_damaged_and_oversized_files(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, damaged = make_run(store, 1), make_run(store, 2)
@@ -280,13 +286,15 @@ def test_markup_in_every_field_is_text_on_every_page(store: Store, serve: Callab
         assert not [pair for pair in names if pair[0].startswith("on") or pair[1].startswith("javascript")], path
 
 
-def test_files_are_bounded(store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_listed_files_is_bounded(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(store)
     monkeypatch.setattr(files, "MAX_FILES", 2)
     assert "more files in the run" in serve().page(f"/runs/{run.name}")
 
 
-def test_what_is_too_large_for_a_page_is_told(
+def test_content_that_is_too_large_for_a_page_is_cut_and_reported(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(store, valid=False, reason="key 7 was stale")
@@ -305,6 +313,6 @@ def test_what_is_too_large_for_a_page_is_told(
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../b", "", "/", "a//b", ".", "a\\b", "a\nb", "a/./b"])
-def test_paths_that_could_mean_anything_else_are_refused(name: str, tmp_path: Path) -> None:
+def test_ambiguous_paths_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(files.NotThere):
         files.parts_of(name)

@@ -1,4 +1,4 @@
-"""Workloads by capability, against clients that live in memory: right ones pass, each wrong one is found."""
+"""Workloads by capability, against in-memory clients: correct ones pass, each incorrect one is found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = (
 )  # fmt: skip
 
 SEARCHED = ("stack", "priority-queue", "multi-register")
-"""One object, of which operations of unknown outcome leave so many orders that a search may end without an answer."""
+"""One object whose operations of unknown outcome leave so many orders that a search may end undecided."""
 
 
 class Toys:
@@ -63,9 +63,9 @@ def reasons(done: InProcessRun) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_right_client_passes_whatever_becomes_of_its_answers(name: str) -> None:
+def test_a_correct_client_passes_with_lost_answers_and_refused_calls(name: str) -> None:
     def fault(method: str, number: int) -> str | None:
-        if method in ("dequeue", "pop", "extract"):  # one without acknowledgements loses what it does not see
+        if method in ("dequeue", "pop", "extract"):  # without acknowledgements a lost answer loses the value
             return None
         return {0: "lose", 7: "refuse"}.get(number % 23)
 
@@ -88,7 +88,7 @@ def test_a_right_client_passes_whatever_becomes_of_its_answers(name: str) -> Non
         ("versioned-register", {"check": "sessions"}), ("multi-register", {"registers": "1"}),
     ],
 )  # fmt: skip
-def test_a_right_client_passes_the_stricter_and_the_laxer_checks(name: str, options: dict[str, str]) -> None:
+def test_a_correct_client_passes_the_stricter_and_the_weaker_checks(name: str, options: dict[str, str]) -> None:
     done = run(made(name, **options), Store())
     assert reasons(done) == {}
     assert set(done.outcomes) <= set(made(name).check_names)
@@ -124,7 +124,9 @@ def every(method: str, count: int, fault: str = "drop") -> Callable[[str, int], 
         ("write-skew", every("insert_if_absent", 20), "write-skew", "both committed"),
     ],
 )
-def test_a_wrong_client_is_found(name: str, fault: Callable[[str, int], str | None], check: str, said: str) -> None:
+def test_an_incorrect_client_is_found(
+    name: str, fault: Callable[[str, int], str | None], check: str, said: str
+) -> None:
     done = run(made(name), Store(fault))
     assert done.outcomes[check].valid is False and said in done.outcomes[check].reason
     assert not done.valid
@@ -139,7 +141,9 @@ def test_a_wrong_client_is_found(name: str, fault: Callable[[str, int], str | No
         ("topic", "publish", {"fetches": "eventual"}, "log"),
     ],
 )
-def test_the_other_checks_find_a_wrong_client_too(name: str, method: str, option: dict[str, str], check: str) -> None:
+def test_the_optional_checks_find_an_incorrect_client_too(
+    name: str, method: str, option: dict[str, str], check: str
+) -> None:
     done = run(made(name, **option), Store(every(method, 20)))
     assert done.outcomes[check].valid is False and set(done.outcomes) == {check}
 
@@ -163,7 +167,7 @@ def as_events(lines: Sequence[tuple[int, str, str, Any]]) -> list[dict[str, Any]
 
 @pytest.mark.parametrize("polls", ["linearizable", "eventual"])
 def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None:
-    """A full poll tells no end, and nobody acknowledged the message."""
+    """A full poll reports no end, and the append was never acknowledged."""
     lines = [
         (0, "invoke", "append", 7), (0, "info", "append", None),
         (1, "invoke", "read", {"offset": 0, "max": 1}),
@@ -176,8 +180,8 @@ def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None
 
 
 class BehindForAWhile(ToyClient):
-    """Answers the first three polls of what is long past, as only final ones are, with what it had then: a leader that
-    was replaced and does not know it yet."""
+    """Answers the first three polls of old offsets, as final reads make them, from old state: a leader that was
+    replaced and does not know it yet."""
 
     async def poll(self, key: Any, offset: int, max_messages: int) -> Any:
         return self.behind(key, offset, await super().poll(key, offset, max_messages), len(self.store.logs[key]))
@@ -192,7 +196,7 @@ class BehindForAWhile(ToyClient):
 
 
 @pytest.mark.parametrize(("name", "settings"), [("log", {"polls": "eventual"}), ("topic", {"fetches": "eventual"})])
-def test_a_final_read_that_is_behind_is_not_the_last_word(name: str, settings: dict[str, str]) -> None:
+def test_a_final_read_that_is_stale_is_repeated(name: str, settings: dict[str, str]) -> None:
     def fault(method: str, number: int) -> str | None:
         return "old" if method.startswith("poll ") and number <= 3 else None
 
@@ -203,7 +207,7 @@ def test_a_final_read_that_is_behind_is_not_the_last_word(name: str, settings: d
 
 
 class BehindAndThenSilent(BehindForAWhile):
-    """Answers a poll of what is long past once from what it had then, and refuses to say what came after that."""
+    """Answers the first poll of old offsets from old state, and refuses to read what came after it."""
 
     def behind(self, key: Any, offset: int, found: list[Any], end: int) -> list[Any]:
         if key == 0 and offset == 3 and end > 20:
@@ -212,7 +216,7 @@ class BehindAndThenSilent(BehindForAWhile):
 
 
 @pytest.mark.parametrize(("name", "settings"), [("log", {"polls": "eventual"}), ("topic", {"fetches": "eventual"})])
-def test_a_final_read_that_was_behind_is_no_last_word_where_nobody_said_more(
+def test_a_stale_final_read_that_could_not_be_completed_makes_the_verdict_unknown(
     name: str, settings: dict[str, str]
 ) -> None:
     def fault(method: str, number: int) -> str | None:
@@ -223,8 +227,8 @@ def test_a_final_read_that_was_behind_is_no_last_word_where_nobody_said_more(
 
 
 @pytest.mark.parametrize("polls", ["linearizable", "eventual"])
-def test_what_the_load_has_seen_may_be_gone_where_a_final_read_was_behind(polls: str) -> None:
-    """Nobody acknowledged the second message, so that the log's contents alone are fine."""
+def test_a_value_missing_from_final_reads_is_a_violation_only_if_none_may_be_stale(polls: str) -> None:
+    """The second append was never acknowledged, so the contents of the log alone are correct."""
     last = {"offset": 1, "max": 1, "final": True}
     lines = [
         (0, "invoke", "append", 7), (0, "ok", "append", [0, 7]), (0, "invoke", "append", 8), (0, "info", "append", 8),
@@ -248,7 +252,7 @@ class SilentKeys(ToyClient):
 
 
 @pytest.mark.parametrize("name", ["list-append", "rw-register"])
-def test_keys_that_cannot_be_read_at_the_end_leave_it_open(name: str) -> None:
+def test_keys_that_cannot_be_read_at_the_end_make_the_verdict_unknown(name: str) -> None:
     done = run(made(name), Store(), client=SilentKeys)
     assert done.outcomes["isolation"].valid == "unknown"
     said = "but 8 written keys (0, 1, 2, 3, 4, ...) could not be read at the end of the run"
@@ -258,14 +262,14 @@ def test_keys_that_cannot_be_read_at_the_end_leave_it_open(name: str) -> None:
 
 
 @pytest.mark.parametrize("polls", ["linearizable", "eventual"])
-def test_a_log_that_cannot_be_read_at_the_end_leaves_it_open(polls: str) -> None:
+def test_a_log_that_cannot_be_read_at_the_end_makes_the_verdict_unknown(polls: str) -> None:
     done = run(made("log", polls=polls), Store(), client=SilentLog)
     assert done.outcomes["log"].valid == "unknown" and not done.valid
     assert "not covered by any read since they were acknowledged (of key 0)" in done.outcomes["log"].reason
 
 
 class Hasty(ToyClient):
-    """Delays and ends of transactions that are ignored."""
+    """Ignores delays, and commits what is rolled back."""
 
     async def schedule(self, value: Any, delay_ms: int) -> None:
         await super().schedule(value, 0)
@@ -274,7 +278,7 @@ class Hasty(ToyClient):
         await super().commit(value)
 
 
-def test_values_that_come_out_too_early_or_although_they_were_rolled_back_are_found() -> None:
+def test_values_received_too_early_or_despite_a_rollback_are_found() -> None:
     early = run(made("delay"), Store(), client=Hasty).outcomes["delay"]
     assert early.valid is False and "ms early for" in early.reason
     seen = run(made("transactions"), Store(), client=Hasty).outcomes["transaction-visibility"]
@@ -292,7 +296,7 @@ def test_a_refused_commit_leaves_the_transaction_open() -> None:
 
 
 class Impatient(ToyClient):
-    """Takes for committed what was prepared and not answered, by an error or in time."""
+    """Commits some values while preparing them, and then raises an error or does not answer in time."""
 
     timeout_s = 0.05
 
@@ -307,7 +311,7 @@ class Impatient(ToyClient):
 
 
 @pytest.mark.parametrize("fault", ["lose", "hang"])
-def test_what_was_never_asked_to_commit_must_not_come_out(fault: str) -> None:
+def test_a_value_whose_commit_was_never_requested_must_not_be_received(fault: str) -> None:
     done = run(made("transactions"), Store(every("answer", 40, fault)), client=Impatient)
     found = done.outcomes["transaction-visibility"]
     assert found.valid is False and "prepared but not committed by then" in found.reason
@@ -316,7 +320,7 @@ def test_what_was_never_asked_to_commit_must_not_come_out(fault: str) -> None:
 
 
 class HalfTransfers(ToyClient):
-    """Now and then the second step of a transaction is forgotten."""
+    """Performs only the first step of some transactions."""
 
     async def transact(self, steps: list[list[Any]]) -> Any:
         if self.store.fault("half") and len(steps) > 1 and steps[1][0] != "r":
@@ -326,7 +330,7 @@ class HalfTransfers(ToyClient):
 
 
 class TornReads(ToyClient):
-    """Reads of several keys are not one look, and now and then old."""
+    """Reads of several keys are not atomic."""
 
     async def transact(self, steps: list[list[Any]]) -> Any:
         if all(step[0] == "r" for step in steps):
@@ -334,7 +338,7 @@ class TornReads(ToyClient):
         return await super().transact(steps)
 
 
-def test_a_bank_that_forgets_half_of_a_transfer_is_found() -> None:
+def test_a_bank_that_performs_half_of_a_transfer_is_found() -> None:
     done = run(made("bank"), Store(every("half", 30)), client=HalfTransfers)
     assert done.outcomes["bank"].valid is False and "sums to" in done.outcomes["bank"].reason
 
@@ -373,7 +377,7 @@ def test_a_long_fork_is_found() -> None:
 
 
 class Skewed(ToyClient):
-    """Snapshots: a transaction sees what had committed when it began."""
+    """Snapshot isolation: a transaction sees what had been committed when it began."""
 
     async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
         if await self.rows(key):
@@ -391,7 +395,7 @@ def test_write_skew_is_found(attempts: str) -> None:
     assert counts["write-skew"] > 40 and counts["unexpected"] == counts["missing"] == 0
 
 
-def test_write_skew_is_seen_in_reads_where_no_answer_came() -> None:
+def test_write_skew_is_found_in_reads_if_no_insert_was_answered() -> None:
     def fault(method: str, number: int) -> str | None:
         return "lose" if method == "insert_if_absent" else {0: "refuse"}.get(number % 3)
 
@@ -409,7 +413,7 @@ def test_write_skew_is_seen_in_reads_where_no_answer_came() -> None:
     assert wrong.outcomes["write-skew"].valid is False and "both committed" in reason and "shows" in reason
 
 
-def test_keys_that_were_left_open_are_read_again_until_they_are_answered_and_no_longer_than_for_a_while() -> None:
+def test_keys_of_unknown_outcome_are_reread_until_answered_or_attempts_run_out() -> None:
     def fault(method: str, number: int) -> str | None:
         return "lose" if method == "insert_if_absent" else {0: None}.get(number % 3, "refuse")
 
@@ -426,7 +430,7 @@ def test_keys_that_were_left_open_are_read_again_until_they_are_answered_and_no_
     assert done.outcomes["write-skew"].valid == "unknown"
 
 
-def test_inserts_that_never_meet_test_nothing() -> None:
+def test_write_skew_without_concurrent_inserts_is_unknown() -> None:
     store = Store()
     done = run_in_process(made("write-skew"), lambda: ToyClient(store), operations=100, concurrency=1)
     assert done.outcomes["write-skew"].valid == "unknown"
@@ -438,7 +442,7 @@ def test_inserts_that_never_meet_test_nothing() -> None:
     [({"insert_if_absent": None}, "insert_if_absent returned None"), ({"rows": 7}, "rows returned 7"),
      ({"rows": ["x"]}, "rows returned ['x']")],
 )  # fmt: skip
-def test_answers_that_are_no_rows_are_a_mistake_of_the_client(answer: dict[str, Any], said: str) -> None:
+def test_answers_of_the_wrong_type_to_write_skew_are_a_client_mistake(answer: dict[str, Any], said: str) -> None:
     class Odd(ToyClient):
         async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
             return answer.get("insert_if_absent", True)
@@ -450,7 +454,7 @@ def test_answers_that_are_no_rows_are_a_mistake_of_the_client(answer: dict[str, 
     assert not done.valid and any(said in text for text in done.unexpected_errors)
 
 
-def test_a_queue_that_may_have_lost_what_nobody_saw_is_unknown_and_one_that_lost_more_is_not() -> None:
+def test_losses_that_unanswered_dequeues_may_explain_are_unknown_and_others_invalid() -> None:
     unseen = run(made("queue"), Store(every("dequeue", 40, "lose")))
     assert unseen.outcomes["total-queue"].valid == "unknown"
     assert "takes of unknown outcome may have taken them" in unseen.outcomes["total-queue"].reason
@@ -470,8 +474,8 @@ def test_acknowledgements_make_a_lost_answer_harmless() -> None:
         assert all(event["type"] != "info" for event in done.events if event["f"] == "dequeue")
 
 
-def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answered() -> None:
-    """The queue has let go of the value: nobody else will see it, and it was not lost."""
+def test_a_dequeued_value_counts_even_if_its_acknowledgement_is_never_answered() -> None:
+    """The queue has removed the value: no other client receives it, and it is not lost."""
 
     class Unanswered(AcknowledgingClient):
         timeout_s = 1.0
@@ -490,7 +494,7 @@ def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answ
 
 
 @pytest.mark.parametrize(("lag_s", "valid"), [(0.3, True), (math.inf, False)])
-def test_elements_that_a_host_never_gets_are_lost_and_late_ones_are_not(
+def test_elements_that_never_reach_a_host_are_lost_and_late_ones_are_not(
     lag_s: float, valid: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.workloads.final_reads.EQUAL_WITHIN_S", 3.0)
@@ -517,7 +521,7 @@ def test_elements_that_a_host_never_gets_are_lost_and_late_ones_are_not(
     assert valid or "every later read lacks it" in found.reason
 
 
-def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
+def test_a_queue_that_was_never_found_empty_is_unknown() -> None:
     def fault(method: str, number: int) -> str | None:
         return "refuse" if method == "dequeue" and number > 150 else None
 
@@ -529,12 +533,12 @@ def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
     ("after", "valid"),
     [
         ([], True),  # the first holder's client is closed when the load is over, and its session's lock is free
-        ([(2, "invoke", "acquire"), (2, "fail", "acquire")], False),  # it was not over
+        ([(2, "invoke", "acquire"), (2, "fail", "acquire")], False),  # the load was not over
         ([(1, "invoke", "release"), (1, "ok", "release")], False),
     ],
 )
 @pytest.mark.parametrize("release", [[], [(0, "fail", "release")]])
-def test_a_lock_that_ends_with_its_client_when_the_load_is_over_may_be_had_by_who_still_asks(
+def test_a_lock_freed_with_its_client_at_the_end_of_the_load_may_be_acquired(
     release: list[Any], after: list[Any], valid: bool
 ) -> None:
     asked = [(0, "invoke", "release")] if release else []
@@ -550,10 +554,10 @@ def test_a_lock_that_ends_with_its_client_when_the_load_is_over_may_be_had_by_wh
 
 @pytest.mark.parametrize("name", ["topic", "log"])
 @pytest.mark.parametrize("answered", [0, 1])
-def test_a_log_that_is_not_read_to_its_end_when_all_is_over_is_unknown(
+def test_a_log_whose_final_reads_are_refused_is_unknown(
     name: str, answered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last values are gone, which the load had seen; whoever looks for them at the end is refused."""
+    """Its last values, which the load had read, are gone, but final reads of them are refused."""
     monkeypatch.setattr("harness.workloads.queues.RETRY_NS", 1_000_000)
     workload, store = made(name), Store()
     logs: Any = store.partitions if name == "topic" else store.logs
@@ -584,8 +588,8 @@ def test_a_log_that_is_not_read_to_its_end_when_all_is_over_is_unknown(
     assert f"{'queue' if name == 'topic' else 'key'} 0 could not be read completely" in found.reason
 
 
-def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> None:
-    """What a crash at the end of the load took is seen by the final reads alone."""
+def test_a_lost_value_is_found_even_if_its_final_read_was_refused_at_first() -> None:
+    """What a crash at the end of the load has lost shows in the final reads alone."""
     store, operations = Store(), 200
     refused: list[int] = []
 
@@ -603,11 +607,8 @@ def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> N
 
 
 @pytest.mark.parametrize(("empty_at_s", "valid"), [(0.5, "unknown"), (5.5, "unknown"), (6.5, False)])
-def test_a_delayed_value_is_not_lost_where_nobody_found_the_queue_empty_once_it_was_due(
-    empty_at_s: float, valid: object
-) -> None:
-    """A system that refuses everybody in the middle of the last receives was found empty before anything was due, or
-    was late."""
+def test_a_delayed_value_is_lost_only_if_the_queue_was_empty_after_it_was_due(empty_at_s: float, valid: object) -> None:
+    """An empty receive before the value was due, or shortly after, proves no loss."""
     history: list[dict[str, Any]] = []
 
     def operation(f: str, at_s: float, value: Any, found: Any) -> None:
@@ -627,7 +628,7 @@ def test_a_delayed_value_is_not_lost_where_nobody_found_the_queue_empty_once_it_
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(NAMES), lost=st.integers(5, 60))
-def test_no_seed_makes_a_right_client_wrong(seed: int, name: str, lost: int) -> None:
+def test_a_correct_client_passes_with_every_seed(seed: int, name: str, lost: int) -> None:
     def fault(method: str, number: int) -> str | None:
         return "lose" if number % lost == 0 and method not in ("dequeue", "lock", "unlock") else None
 
@@ -636,7 +637,7 @@ def test_no_seed_makes_a_right_client_wrong(seed: int, name: str, lost: int) -> 
     assert {outcome.valid for outcome in found.values()} <= {True} | undecided
 
 
-# What a client may do wrong by itself
+# Mistakes of clients
 
 
 class Broken(ToyClient):
@@ -663,7 +664,7 @@ class Broken(ToyClient):
     ],
     ids=["bytes", "nan", "infinity", "huge", "set"],
 )
-def test_what_json_cannot_hold_is_a_mistake_of_the_client(answered: Any, said: str) -> None:
+def test_a_value_that_json_cannot_represent_is_a_client_mistake(answered: Any, said: str) -> None:
     class Odd(Broken):
         answer = answered
 
@@ -673,7 +674,7 @@ def test_what_json_cannot_hold_is_a_mistake_of_the_client(answered: Any, said: s
 
 
 @pytest.mark.parametrize("answered", [1.5, 10**300, -(1 << 64), None, "x"])
-def test_what_json_can_hold_is_none(answered: Any) -> None:
+def test_a_value_that_json_can_represent_is_no_client_mistake(answered: Any) -> None:
     class Plain(Broken):
         answer = answered
 
@@ -681,7 +682,7 @@ def test_what_json_can_hold_is_none(answered: Any) -> None:
 
 
 def each_read(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same in what a transaction has read."""
+    """The change applied to all values that a transaction has read."""
     return lambda steps: [[f, key, change(found) if f == "r" else found] for f, key, found in steps]
 
 
@@ -706,7 +707,7 @@ TYPED = [
     ("long-fork", "transact", lambda change: each_read(alone(change))),
     ("list-append", "transact", lambda change: each_read(each(change))),
 ]  # fmt: skip
-"""Workload, method that answers with numbers which the workload has put in, and how those in an answer are changed."""
+"""Workload, method whose answers contain numbers that the workload has written, and how to change those numbers."""
 
 
 def changing(method: str, change: Callable[[Any], Any], client: type[ToyClient] = ToyClient) -> type[ToyClient]:
@@ -722,7 +723,7 @@ def changing(method: str, change: Callable[[Any], Any], client: type[ToyClient] 
     ids=["text", "JSON text", "truth", "map", "list"],
 )
 @pytest.mark.parametrize(("name", "method", "within"), TYPED, ids=[name for name, _, _ in TYPED])
-def test_a_number_in_another_type_is_a_mistake_of_the_client(
+def test_a_number_of_another_type_is_a_client_mistake(
     name: str, method: str, within: Callable[[Any], Callable[[Any], Any]], odd: Callable[[Any], Any]
 ) -> None:
     done = run(made(name), Store(), client=changing(method, within(odd)), operations=100)
@@ -736,7 +737,7 @@ def test_a_number_in_another_type_is_a_mistake_of_the_client(
     "odd", [lambda found: found + 10**12, lambda found: found + 0.5, lambda found: "x"], ids=["number", "half", "text"]
 )
 @pytest.mark.parametrize(("name", "method", "within"), TYPED, ids=[name for name, _, _ in TYPED])
-def test_another_value_is_none(
+def test_a_value_that_was_never_written_is_a_violation_and_no_client_mistake(
     name: str, method: str, within: Callable[[Any], Callable[[Any], Any]], odd: Callable[[Any], Any]
 ) -> None:
     done = run(made(name), Store(), client=changing(method, within(odd)), operations=100)
@@ -745,7 +746,7 @@ def test_another_value_is_none(
 
 
 @pytest.mark.parametrize(("name", "method", "within"), TYPED, ids=[name for name, _, _ in TYPED])
-def test_a_number_with_a_point_is_the_same_number(
+def test_a_whole_number_as_a_float_is_the_same_number(
     name: str, method: str, within: Callable[[Any], Callable[[Any], Any]]
 ) -> None:
     done = run(made(name), Store(), client=changing(method, within(float)), operations=100)
@@ -753,7 +754,7 @@ def test_a_number_with_a_point_is_the_same_number(
 
 
 @pytest.mark.parametrize("odd", ["[1]", {"1": 2}, True, 1])
-def test_what_is_no_list_where_one_is_due_is_a_mistake_of_the_client(odd: Any) -> None:
+def test_an_answer_that_should_be_a_list_and_is_not_is_a_client_mistake(odd: Any) -> None:
     client = changing("transact", each_read(alone(lambda found: odd)))
     done = run(made("list-append"), Store(), client=client, operations=100)
     assert any("must be the list that" in text for text in done.unexpected_errors), reasons(done)
@@ -762,14 +763,14 @@ def test_what_is_no_list_where_one_is_due_is_a_mistake_of_the_client(odd: Any) -
 
 @pytest.mark.parametrize(("name", "method"), [("register", "read"), ("queue", "dequeue"), ("stack", "pop")])
 @pytest.mark.parametrize("word", [str, lambda found: "null" if found is None else found], ids=["str", "null"])
-def test_a_text_for_nothing_is_a_mistake_of_the_client(name: str, method: str, word: Callable[[Any], Any]) -> None:
+def test_a_text_in_place_of_none_is_a_client_mistake(name: str, method: str, word: Callable[[Any], Any]) -> None:
     done = run(made(name), Store(), client=changing(method, word), operations=100)
     said = {"str": "'None'", "<lambda>": "'null'"}[word.__name__]
     assert any(f"{method} returned {said} of type str" in text for text in done.unexpected_errors)
     assert not any(outcome.valid is False for outcome in done.outcomes.values()), reasons(done)
 
 
-def test_a_queue_is_not_told_that_a_value_of_another_type_was_taken() -> None:
+def test_a_dequeued_value_of_another_type_is_not_acknowledged() -> None:
     acknowledged = []
 
     class Acknowledging(changing("dequeue", alone(str), AcknowledgingClient)):  # type: ignore[misc]
@@ -782,14 +783,14 @@ def test_a_queue_is_not_told_that_a_value_of_another_type_was_taken() -> None:
 
 
 @pytest.mark.parametrize("answer", [0, "", "false", " False\n", "0", {}])
-def test_a_lock_that_may_have_been_refused_is_a_mistake_of_the_client(answer: Any) -> None:
+def test_an_ambiguous_answer_of_lock_is_a_client_mistake(answer: Any) -> None:
     done = run(made("mutex"), Store(), client=changing("lock", lambda got: got or answer), operations=100)
     assert any(f"lock returned {answer!r}: " in text for text in done.unexpected_errors), reasons(done)
     assert done.outcomes["exclusion"].valid is True
 
 
 @pytest.mark.parametrize("answer", [None, True, 17, "lease-5", {"lease": 5}])
-def test_whatever_else_a_lock_answers_with_it_was_taken(answer: Any) -> None:
+def test_any_other_answer_of_lock_means_that_it_was_acquired(answer: Any) -> None:
     done = run(made("mutex"), Store(), client=changing("lock", lambda got: got and answer), operations=100)
     assert done.valid, (reasons(done), done.unexpected_errors)
 
@@ -800,7 +801,7 @@ class Named:
 
 
 class OnHosts(ToyClient):
-    """Knows the hosts of its system, and says which of them answers."""
+    """Knows the hosts of its system, and names the one that answered."""
 
     answers: Any = "n2"
     raises: Exception | None = None
@@ -818,14 +819,14 @@ class OnHosts(ToyClient):
 
 
 @pytest.mark.parametrize("answers", ["n2", "proxy", None])
-def test_the_host_that_a_client_names_stands_beside_what_succeeded(answers: str | None) -> None:
+def test_the_host_that_a_client_names_is_recorded_with_successful_operations(answers: str | None) -> None:
     done = run(made("register"), Store(), client=type("Right", (OnHosts,), {"answers": answers}), operations=40)
     assert done.valid
     assert {event.get("node") for event in done.events if (event["f"], event["type"]) == ("read", "ok")} == {answers}
 
 
 @pytest.mark.parametrize("answers", ["n9", "10.77.0.1", 2, ["n1"], Named("n1")])
-def test_a_host_that_there_is_not_is_a_mistake_of_the_client_with_its_place(answers: Any) -> None:
+def test_an_unknown_host_is_a_client_mistake_reported_with_its_line(answers: Any) -> None:
     class Wrong(OnHosts):
         async def read(self, key: Any) -> Any:
             found, self.node = await super().read(key), answers
@@ -839,7 +840,7 @@ def test_a_host_that_there_is_not_is_a_mistake_of_the_client_with_its_place(answ
 
 
 @pytest.mark.parametrize(("node", "told"), [("n1", "n1"), ("shard-7", None), (7, None), (Named("n1"), None)])
-def test_what_a_drivers_exception_calls_a_node_is_told_where_it_is_a_host(node: Any, told: str | None) -> None:
+def test_the_node_of_a_driver_exception_is_recorded_if_it_is_a_host(node: Any, told: str | None) -> None:
     error = ConnectionResetError("cut off")
     error.node = node  # type: ignore[attr-defined]
     done = run(made("register"), Store(), client=type("Cut", (OnHosts,), {"raises": error}), operations=40)
@@ -847,7 +848,7 @@ def test_what_a_drivers_exception_calls_a_node_is_told_where_it_is_a_host(node: 
     assert {event.get("node") for event in done.events if event["type"] == "fail"} == {told}
 
 
-def test_a_cas_that_does_not_answer_is_a_mistake_of_the_client() -> None:
+def test_a_cas_that_returns_none_is_a_client_mistake() -> None:
     class Silent(Broken):
         answer = 3
 
@@ -858,7 +859,7 @@ def test_a_cas_that_does_not_answer_is_a_mistake_of_the_client() -> None:
     assert any("cas returned None: it must return True" in text for text in done.unexpected_errors)
 
 
-def test_a_bug_of_the_client_is_told_with_its_place() -> None:
+def test_a_bug_of_the_client_is_reported_with_its_line() -> None:
     class Bug(ToyClient):
         async def write(self, key: Any, value: Any) -> None:
             return key.nothing_of_the_kind  # type: ignore[no-any-return]
@@ -869,7 +870,7 @@ def test_a_bug_of_the_client_is_told_with_its_place() -> None:
     assert {event["type"] for event in done.events if event["f"] == "write"} == {"invoke", "info"}
 
 
-def test_an_exception_fails_a_read_and_leaves_a_write_open() -> None:
+def test_an_exception_fails_a_read_and_leaves_a_write_indeterminate() -> None:
     class Cut(ToyClient):
         async def read(self, key: Any) -> Any:
             raise ConnectionResetError("cut off")
@@ -886,7 +887,7 @@ def test_an_exception_fails_a_read_and_leaves_a_write_open() -> None:
     assert first["error"].startswith("write: ConnectionResetError: cut off (test_by_capability.py:")
 
 
-def test_a_client_that_cannot_open_says_why() -> None:
+def test_operations_of_a_client_that_cannot_open_fail_with_the_reason() -> None:
     class Closed(ToyClient):
         async def open(self) -> None:
             raise LostAnswer("nobody there")
@@ -922,7 +923,7 @@ async def wrong_call() -> None:
         (wrong_call, "open: sleep() was called but not awaited"),
     ],
 )
-def test_a_mistake_that_keeps_some_clients_from_opening_is_told_though_others_can(
+def test_a_mistake_in_open_is_reported_even_if_other_clients_can_open(
     mistaken: Callable[[], Awaitable[None]], said: str
 ) -> None:
     class OnOneHost(ToyClient):
@@ -938,7 +939,7 @@ def test_a_mistake_that_keeps_some_clients_from_opening_is_told_though_others_ca
     assert done.unexpected_errors and all(said in text for text in done.unexpected_errors)
 
 
-def test_a_topic_with_more_partitions_than_are_read_is_told_and_with_as_many_is_right() -> None:
+def test_a_topic_with_more_partitions_than_the_setting_says_is_reported() -> None:
     many = run(made("topic", partitions="3"), Store())  # the toy has four
     (said,) = many.unexpected_errors
     assert "publish returned partition 3: it must be 0 to 2, or --set workload.partitions=N say how many there" in said
@@ -946,7 +947,7 @@ def test_a_topic_with_more_partitions_than_are_read_is_told_and_with_as_many_is_
     assert run(made("topic", partitions="4"), Store()).valid
 
 
-def test_an_acknowledgement_that_makes_no_sense_is_told() -> None:
+def test_a_client_mistake_in_an_acknowledgement_is_reported() -> None:
     class Mistaken(AcknowledgingClient):
         async def ack(self, value: Any) -> None:
             raise ClientMistake("program 'client' answered ack with id 7: it must be 8, as in the request")
@@ -955,7 +956,7 @@ def test_an_acknowledgement_that_makes_no_sense_is_told() -> None:
     assert any("answered ack with id 7" in text for text in done.unexpected_errors)
 
 
-def test_a_refusal_keeps_the_client() -> None:
+def test_a_refused_operation_keeps_its_client() -> None:
     class No(ToyClient):
         async def write(self, key: Any, value: Any) -> None:
             raise Refused("read only")
@@ -965,7 +966,7 @@ def test_a_refusal_keeps_the_client() -> None:
     assert store.opened <= 10 and {e["error"] for e in done.events if "error" in e} == {"Refused: read only"}
 
 
-def test_a_refusal_that_leaves_no_connection_opens_another_client() -> None:
+def test_a_refusal_that_ends_the_connection_opens_another_client() -> None:
     class Gone(Refused):
         reopen = True
 
@@ -983,7 +984,7 @@ def test_a_refusal_that_leaves_no_connection_opens_another_client() -> None:
 # Before the start
 
 
-def test_a_client_that_lacks_methods_is_told_which() -> None:
+def test_the_methods_that_a_client_lacks_are_named() -> None:
     class ReadsOnly:
         async def read(self, key: Any) -> Any:
             return None
@@ -999,14 +1000,14 @@ def test_a_client_that_lacks_methods_is_told_which() -> None:
         "workload cas-register needs the methods write, cas, which client ReadsOnly lacks (did you mean writes?)"
     )
     assert missing_capabilities(ClientRegisterWorkload, ToyClient) is None
-    # What another workload asks for by name is no slip.
+    # A method that another workload needs is no misspelling.
     said = missing_capabilities(VersionedRegisterWorkload, type("Plain", (), {"read": print, "write": print}))
     assert said is not None and said.endswith("read_version, write_version, which client Plain lacks"), said
     with pytest.raises(OperatorError, match="needs the methods write, cas, which client ReadsOnly lacks"):
         run_in_process("cas-register", ReadsOnly, operations=1)
 
 
-def test_a_workload_is_tried_by_its_name() -> None:
+def test_a_workload_can_be_run_by_its_name() -> None:
     done = run_in_process("register", functools.partial(ToyClient, Store()), operations=40)
     assert done.valid and len(done.events) >= 80
     with pytest.raises(OperatorError, match=r"unknown workload 'registr' \(did you mean register\?\)"):
@@ -1014,7 +1015,7 @@ def test_a_workload_is_tried_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_workload_says_what_it_needs_and_takes(name: str) -> None:
+def test_every_workload_declares_its_capabilities_and_settings(name: str) -> None:
     found = registry.load("workloads", name)
     form = found if issubclass(found, object) and found.requires == CLIENT else found.by_capability
     assert isinstance(form, ByCapability) and form.name == name
@@ -1038,12 +1039,12 @@ def test_settings_of_a_workload_are_checked(name: str, given_settings: dict[str,
     assert said in str(caught.value)
 
 
-def test_a_system_is_told_of_as_many_keys_as_a_topic_has_partitions() -> None:
+def test_a_topic_workload_has_as_many_keys_as_partitions() -> None:
     made = make_workload("topic", system_class=Toys, system="toys", settings={"workload.partitions": "7"})
     assert made.keys == 7
 
 
-def test_the_broker_keeps_its_own_forms() -> None:
+def test_the_broker_keeps_its_own_forms_of_workloads() -> None:
     for name in ("register", "log", "queue"):
         own = make_workload(name, system_class=BrokerSystem, system="broker", settings={"replication": "sync"})
         assert own.requires in BrokerSystem.offers
@@ -1053,7 +1054,7 @@ def test_the_broker_keeps_its_own_forms() -> None:
         make_workload("register", system_class=BrokerSystem, system="broker", settings={"workload.keys": "3"})
 
 
-def test_what_a_systems_clients_lack_is_told_before_the_start() -> None:
+def test_methods_that_the_clients_of_a_system_lack_are_reported_before_the_start() -> None:
     class ReadsOnly:
         async def read(self, key: Any) -> Any:
             return None

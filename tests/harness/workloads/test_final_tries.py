@@ -1,4 +1,4 @@
-"""Requests at the end of a run that nobody answers, or only late: how often they are sent, and not all at once."""
+"""Final requests of a run that fail, or are answered late: how often they are sent, and with which pauses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TAKES_NS = 1_000_000
 """From a call to its refusal."""
 
 Answer = Callable[[Op, int], dict[str, Any]]
-"""(operation, nanoseconds since the beginning) -> how it ended"""
+"""(operation, nanoseconds since the beginning) -> its outcome"""
 
 
 def refused(op: Op, time_ns: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def refused(op: Op, time_ns: int) -> dict[str, Any]:
 
 
 def drive(generator: Generator, answer: Answer) -> list[tuple[int, int, Op]]:
-    """(thread, nanoseconds, operation) of all that is asked for; each thread has a time of its own."""
+    """(thread, nanoseconds, operation) of every operation that is sent; each thread has its own time."""
     asked = []
     context = Context(random.Random(0), threads=THREADS)
     times_ns = dict.fromkeys(range(THREADS), 0)
@@ -67,16 +67,16 @@ def times_of(asked: list[tuple[int, int, Op]], key: int) -> list[int]:
     return [time_ns for _, time_ns, op in asked if op.key == key]
 
 
-def test_a_queue_that_nobody_reads_is_tried_for_two_seconds() -> None:
+def test_a_final_read_that_is_always_refused_is_retried_for_two_seconds() -> None:
     asked = drive(LogWorkload(keys=5).final_generator(), refused)
     for key in range(5):
         times_ns = times_of(asked, key)
         assert len(times_ns) == MAX_FINAL_ATTEMPTS
         assert all(later - sooner >= RETRY_NS for sooner, later in pairwise(times_ns))
-    assert asked[-1][1] < 2.5e9, "two queues of one thread are waited for at the same time"
+    assert asked[-1][1] < 2.5e9, "a thread waits for its two queues at the same time"
 
 
-def test_what_is_answered_is_read_on_at_once() -> None:
+def test_after_an_answer_reading_continues_without_a_pause() -> None:
     def read(op: Op, time_ns: int) -> dict[str, Any]:
         if time_ns < 0.35e9:
             return refused(op, time_ns)
@@ -89,20 +89,20 @@ def test_what_is_answered_is_read_on_at_once() -> None:
     assert answered_ns[-1] - answered_ns[0] == 9 * TAKES_NS
 
 
-def test_an_answer_without_progress_is_a_try() -> None:
+def test_an_answer_without_progress_counts_as_an_attempt() -> None:
     def empty(op: Op, time_ns: int) -> dict[str, Any]:
         return {"type": "ok", "value": {"offset": op.value["offset"], "messages": [], "tail": 7}}
 
     assert len(drive(LogWorkload(keys=1).final_generator(), empty)) == MAX_FINAL_ATTEMPTS
 
 
-def test_a_committed_offset_that_nobody_tells_is_asked_for_during_two_seconds() -> None:
+def test_a_final_fetch_that_is_always_refused_is_retried_for_two_seconds() -> None:
     asked = drive(ConsumerProgressWorkload().final_generator(), refused)
     assert len(asked) == THREADS * MAX_FINAL_ATTEMPTS
     assert 1.9e9 < asked[-1][1] < 2.5e9
 
 
-def test_one_that_is_told_after_an_election_is_found() -> None:
+def test_a_committed_offset_is_fetched_after_an_election() -> None:
     def elects(op: Op, time_ns: int) -> dict[str, Any]:
         return refused(op, time_ns) if time_ns < 1e9 else {"type": "ok", "value": {**op.value, "offset": 3}}
 
@@ -110,8 +110,8 @@ def test_one_that_is_told_after_an_election_is_found() -> None:
     assert len([op for _, time_ns, op in asked if time_ns + TAKES_NS >= 1e9]) == 2 * THREADS
 
 
-def test_partitions_that_were_in_use_last_are_looked_at_at_the_end() -> None:
-    """A commit of unknown outcome has its thread go on with another one, whose loss the first ones do not show."""
+def test_final_fetches_cover_the_partitions_in_use_last() -> None:
+    """After a commit of unknown outcome its thread continues with another partition."""
 
     def now_and_then_unknown(op: Op, time_ns: int) -> dict[str, Any]:
         return {"type": "info" if time_ns % (7 * TAKES_NS) == 0 else "ok", "value": op.value}
@@ -125,21 +125,21 @@ def test_partitions_that_were_in_use_last_are_looked_at_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fail", "info"])
-def test_a_group_that_nobody_serves_is_not_asked_without_a_pause(kind: str) -> None:
+def test_draining_a_group_that_fails_pauses_between_attempts(kind: str) -> None:
     asked = drive(DelayWorkload().final_generator(), lambda op, _: {"type": kind, "value": None})
     assert asked[-1][1] <= DRAIN_LIMIT_S * 1e9
     assert THREADS <= len(asked) <= THREADS * DRAIN_LIMIT_S * 1e9 / 50_000_000
 
 
-def test_what_is_due_late_is_waited_for_as_long_as_it_may_take() -> None:
-    """Nothing comes before the longest delay is over: a minute is no limit then."""
+def test_draining_waits_for_the_longest_delay() -> None:
+    """Beyond the usual limit of a minute, since nothing may be due before."""
     late = ClientDelayWorkload({"longest_ms": "60000", "drain_s": "3"})
     asked = drive(late.final_generator(), lambda op, _: {"type": "ok", "value": None})
     assert 62.5e9 < asked[-1][1] <= 63e9
 
 
 def transactions_at_the_end() -> tuple[int, Generator]:
-    """How many keys were in use, and the reads of them."""
+    """The number of keys in use, and the final reads of them."""
     workload, context = ListAppendWorkload({"writes_per_key": "2"}), Context(random.Random(1))
     keys = 0
     for _ in range(50):
@@ -150,7 +150,7 @@ def transactions_at_the_end() -> tuple[int, Generator]:
 
 
 @pytest.mark.parametrize("kind", ["fail", "info"])
-def test_every_key_of_transactions_is_read_where_the_first_tries_are_refused(kind: str) -> None:
+def test_every_key_of_transactions_is_read_even_if_the_first_attempts_fail(kind: str) -> None:
     keys, final = transactions_at_the_end()
 
     def elects(op: Op, time_ns: int) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def test_every_key_of_transactions_is_read_where_the_first_tries_are_refused(kin
     assert sorted(read) == list(range(len(read))) and len(read) >= keys > 20
 
 
-def test_keys_of_transactions_that_nobody_answers_are_asked_for_so_often() -> None:
+def test_refused_reads_of_transaction_keys_stop_after_the_maximum_of_attempts() -> None:
     asked = drive(transactions_at_the_end()[1], refused)
     tries = Counter(op.value[0][1] for _, _, op in asked)
     assert set(tries.values()) == {MAX_FINAL_ATTEMPTS} and asked[-1][1] > 1.8e9
 
 
-def test_a_log_that_stays_behind_is_read_for_half_a_minute_where_reads_may_be_behind() -> None:
+def test_a_log_behind_its_known_end_is_read_for_half_a_minute_if_polls_may_be_stale() -> None:
     def empty(op: Op, time_ns: int) -> dict[str, Any]:
         found = {"offset": op.value["offset"], "messages": [], "tail": op.value["offset"], "final": True}
         return {"type": "ok", "value": found}
@@ -188,7 +188,7 @@ REGISTERS = [
 
 
 @pytest.mark.parametrize("workload", REGISTERS, ids=lambda each: type(each).__name__)
-def test_every_thread_reads_every_register_also_where_the_first_tries_are_refused(workload: Any) -> None:
+def test_every_thread_reads_every_register_even_if_the_first_attempts_fail(workload: Any) -> None:
     def elects(op: Op, time_ns: int) -> dict[str, Any]:
         return {"type": "ok" if time_ns > 1e9 else "fail", "value": None}
 
@@ -200,7 +200,7 @@ def test_every_thread_reads_every_register_also_where_the_first_tries_are_refuse
 
 
 def done(f: str, key: int | None, value: Any, kind: str = "ok") -> list[dict[str, Any]]:
-    """An operation that nothing else is beside, as two events without times."""
+    """An operation without concurrent ones, as two events without times."""
     told = {"process": 0, "f": f, "key": key, "value": value}
     return [{**told, "type": "invoke"}, {**told, "type": kind}]
 
@@ -231,7 +231,7 @@ SKEWED = [
     ],
     ids=lambda each: type(each).__name__ if hasattr(each, "check") else "",
 )  # fmt: skip
-def test_what_no_final_read_was_answered_of_is_not_valid(
+def test_a_key_whose_final_reads_all_failed_makes_the_verdict_unknown(
     workload: Any, load: list[dict[str, Any]], f: str, key: int | None, asked: Any, answer: Any
 ) -> None:
     def verdict(*reads: list[dict[str, Any]]) -> Any:
@@ -247,8 +247,8 @@ def test_what_no_final_read_was_answered_of_is_not_valid(
     assert verdict(done(f, key, asked, "fail"), done(f, key, asked, "fail")) == "unknown"
 
 
-def test_a_register_that_was_left_behind_is_not_looked_for_at_the_end() -> None:
-    """Nothing of those that took its place was ever acknowledged, as behind a cut that lasts."""
+def test_a_register_that_was_replaced_needs_no_final_read() -> None:
+    """No write to its successor was acknowledged, as behind a lasting partition."""
     workload = CasRegisterWorkload()
     behind = [*done("write", 3, 7), *done("read", 3, None, "fail")]
     newest = [*done("write", 5, 8, "info"), *done("read", 5, None)]

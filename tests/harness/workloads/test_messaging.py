@@ -1,4 +1,4 @@
-"""The workloads over producers and consumer groups, against a group that lives in memory."""
+"""The workloads over producers and consumer groups, against an in-memory group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.workloads.transactions import TransactionsWorkload, as_prepare_and_
 
 CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
 EVENT_MS = 10.0
-"""The test's clock goes on by this with every event, and by what is waited in virtual time."""
+"""The test's clock advances by this with every event, and by the waits in virtual time."""
 
 WORKLOADS = [QueueWorkload(keys=2), DelayWorkload(keys=2), TransactionsWorkload(keys=2)]
 
@@ -43,8 +43,8 @@ class Refused(Exception):
 
 @dataclass
 class Group:
-    """One topic and its consumer group, with switches for what may go wrong. `due` holds what is on its way: the
-    time from which it may come out, and the value."""
+    """One topic and its consumer group, with switches for what may go wrong. `due` holds the undelivered messages:
+    (the time from which it may be received, the value)."""
 
     now_ms: Callable[[], float] = lambda: 0.0
     due: list[tuple[float, Any]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Group:
     halves: int = 0
     shows_halves_every: int = 0
     hidden: int = 0
-    """Messages that the group never gets to."""
+    """Messages that the group never delivers."""
     is_silent_about_lag: bool = False
 
 
@@ -151,7 +151,7 @@ def drive(workload: Any, group: Group) -> tuple[list[dict[str, Any]], CheckOutco
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_a_right_system_is_valid(workload: Any) -> None:
+def test_a_correct_system_is_valid(workload: Any) -> None:
     events, outcome = drive(workload, Group())
     assert outcome.valid is True, outcome.reason
     assert sum(event["type"] == "ok" for event in events) > 400
@@ -175,7 +175,7 @@ def test_lost_messages_are_found(workload: Any, kind: str) -> None:
     assert outcome.details["stats"]["counts"][kind] > 0
 
 
-def test_a_crashed_dequeue_excuses_no_loss_where_the_group_gives_a_message_again() -> None:
+def test_a_crashed_dequeue_does_not_excuse_a_loss_if_the_group_redelivers() -> None:
     lines = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1), (1, "invoke", "dequeue", None),
              (1, "info", "dequeue", None), (2, "invoke", "dequeue", None), (2, "ok", "dequeue", None),
              (2, "invoke", "lag", None), (2, "ok", "lag", 0)]  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_crashed_dequeue_excuses_no_loss_where_the_group_gives_a_message_again
     "group", [Group(drop_every=20, hidden=3), Group(drop_every=20, is_silent_about_lag=True)], ids=["behind", "silent"]
 )
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_what_was_not_reached_is_not_called_lost(workload: Any, group: Group) -> None:
+def test_a_message_that_may_still_be_received_is_not_called_lost(workload: Any, group: Group) -> None:
     _, outcome = drive(workload, group)
     assert outcome.valid == "unknown"
     assert "still to be received" in outcome.reason
@@ -199,7 +199,7 @@ def test_what_was_not_reached_is_not_called_lost(workload: Any, group: Group) ->
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_messages_that_nobody_sent_are_found_even_when_the_group_is_behind(workload: Any, hidden: int) -> None:
+def test_messages_that_were_never_sent_are_found_even_if_the_group_lags(workload: Any, hidden: int) -> None:
     _, outcome = drive(workload, Group(invented=[987654], hidden=hidden))
     assert outcome.valid is False
     assert outcome.details["stats"]["counts"]["unexpected"] == 1
@@ -218,7 +218,7 @@ def test_rolled_back_messages_are_found() -> None:
     assert outcome.details["stats"]["counts"]["rolled-back-seen"] > 0
 
 
-def test_a_transaction_is_a_prepare_and_an_end_of_the_same_time() -> None:
+def test_a_transaction_becomes_a_concurrent_prepare_and_end() -> None:
     value = {"message": 4, "commit": False, "tell": True}
     events = [
         {"index": 0, "time": 5, "type": "invoke", "process": 3, "f": "transact", "value": value},
@@ -234,7 +234,7 @@ def test_a_transaction_is_a_prepare_and_an_end_of_the_same_time() -> None:
     ]
 
 
-def test_an_end_that_was_never_asked_for_has_failed() -> None:
+def test_an_end_that_was_never_requested_has_failed() -> None:
     value = {"message": 4, "commit": True, "tell": True}
     events = [
         {"index": 0, "time": 5, "type": "invoke", "process": 3, "f": "transact", "value": value},
@@ -253,7 +253,7 @@ def test_a_half_message_of_unknown_outcome_must_never_be_seen() -> None:
     assert any(event["type"] == "info" and event["value"]["ended"] is False for event in events)
 
 
-def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
+def test_draining_ends_only_once_the_group_has_no_lag() -> None:
     context = Context(random=random.Random(1))
     drain: Generator = Drain("receive", at_least_s=2.0)
 
@@ -273,13 +273,13 @@ def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
     tell("receive", [])
     assert ask(101) == Op("lag")
     tell("lag", 0)
-    assert ask(101) == Op("receive"), "it is too soon"
+    assert ask(101) == Op("receive"), "the least time is not over"
     tell("receive", [])
     assert ask(103) == Op("lag")
     tell("lag", 4)
     assert ask(103) == Op("receive")
     tell("receive", [], "info")
-    assert ask(103) == Wait(103_050_000_000), "what was refused is not asked for at once"
+    assert ask(103) == Wait(103_050_000_000), "a failed receive is not retried at once"
     assert ask(103.05) == Op("receive")
     tell("receive", [])
     assert ask(104) == Op("lag")
@@ -288,7 +288,7 @@ def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
     assert ask(104 + 2 * DRAIN_LIMIT_S) is None
 
 
-def test_draining_gives_up() -> None:
+def test_draining_ends_at_its_time_limit() -> None:
     context = Context(random=random.Random(1))
     _, drain = Drain("receive").next(context)
     context.time_ns = int((DRAIN_LIMIT_S + 1) * 1e9)

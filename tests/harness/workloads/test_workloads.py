@@ -1,4 +1,4 @@
-"""The workloads against a queue that lives in memory: right histories are valid, wrong ones are not."""
+"""The workloads against in-memory queues: correct histories are valid, incorrect ones are not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Queues:
         self.double_every = 0
         self.lose_answer_every = 0
         self.unreadable_from: dict[int, int] = {}
-        """Queue -> the place from which on nothing is given out any more."""
+        """Queue -> the offset from which on reads fail."""
         self.appended = 0
 
 
@@ -138,7 +138,7 @@ def drive(
 
 
 @pytest.mark.parametrize("workload", [RegisterWorkload(keys=3), LogWorkload(keys=3)], ids=lambda w: w.name)
-def test_a_right_system_is_valid(workload: Any) -> None:
+def test_a_correct_system_is_valid(workload: Any) -> None:
     events, checks = drive(workload)
     assert {name: outcome.valid for name, outcome in checks.items()} == dict.fromkeys(workload.check_names, True)
     assert sum(event["type"] == "ok" for event in events) >= 600
@@ -184,8 +184,8 @@ def test_a_message_lost_at_the_end_is_found() -> None:
     assert checks["log"].details["stats"]["counts"]["lost"] == 1
 
 
-def test_a_queue_that_cannot_be_read_to_its_end_leaves_it_open() -> None:
-    """Its first final read tells where it ends, so that none of its messages counts as one that nobody looked for."""
+def test_a_queue_that_cannot_be_read_to_its_end_makes_the_verdict_unknown() -> None:
+    """Its first final read reports its end, so that no message counts as never looked for."""
 
     def damage(queues: Queues) -> None:
         assert len(queues.queues[1]) > READ_MAX_MESSAGES
@@ -220,7 +220,7 @@ def test_the_final_reads_see_every_message() -> None:
     assert appended and appended <= seen
 
 
-def test_values_are_distinct_over_the_run() -> None:
+def test_written_values_are_distinct_over_the_run() -> None:
     events, _ = drive(RegisterWorkload(keys=3), operations=500)
     written = [event["value"] for event in events if event["type"] == "invoke" and event["f"] == "write"]
     assert len(written) == len(set(written)) > 100
@@ -231,7 +231,7 @@ READ_LOG = [("append", "invoke", 7), ("append", "ok", [0, 7]),
             ("read", "invoke", {"offset": 0, "max": 2, "final": True}), ("read", "ok", FULL_READ)]  # fmt: skip
 
 
-def test_a_check_that_gets_no_memory_is_unknown_and_the_other_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_runs_out_of_memory_is_unknown_and_the_other_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_too_much(history: Any, *, timeout_s: float, memory_mb: float) -> Any:
         raise MemoryError
 
@@ -252,14 +252,14 @@ def test_a_check_that_gets_no_memory_is_unknown_and_the_other_is_not(monkeypatch
      (QueueWorkload(), "queue.check_total_queue")],
     ids=["unique-ids", "client queue", "queue"],
 )  # fmt: skip
-def test_a_checker_that_looks_at_no_limits_is_held_to_those_of_a_run(
+def test_a_checker_that_ignores_its_limits_is_interrupted_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, workload: Any, checker: str
 ) -> None:
     def never_ends(history: Any, **_: Any) -> Any:
         until_s = time.monotonic() + 10.0
         while time.monotonic() < until_s:
             pass
-        raise AssertionError("nobody ended this checker")
+        raise AssertionError("this checker was not interrupted")
 
     monkeypatch.setattr(f"harness.workloads.{checker}", never_ends)
     found = workload.check([], CheckContext(0.1, 100))

@@ -18,7 +18,7 @@ class LostAnswer(Exception):
 
 
 class Store:
-    """What the clients of one test share; `fault(name, number)` may spoil the number-th call of a method: "lose" loses
+    """State shared by a test's clients; `fault(name, number)` may spoil the number-th call of a method: "lose" loses
     the answer, "refuse" refuses the call, "drop" answers without doing it; other values are specific to a method."""
 
     def __init__(self, fault: Callable[[str, int], str | None] = lambda name, number: None) -> None:

@@ -52,11 +52,11 @@ class FakeProcesses:
         self.pids: Sequence[int] = (1,)
         """Pids of the programs of each host."""
         self.astray: set[str] = set()
-        """Hosts whose replica has a second process, which is not reached by what reaches the first."""
+        """Hosts whose replica has a second process that faults do not reach."""
         self.waiting: dict[str, tuple[str, bool]] = {}
-        """Hosts whose second process waits in the kernel: its letter; whether it meets its signal before it runs on."""
+        """Hosts whose second process waits in the kernel: (state, whether it gets its signal before it runs on)."""
         self.deaf: set[str] = set()
-        """Hosts whose replica is ended only by SIGKILL."""
+        """Hosts whose replica ends only by SIGKILL."""
 
     async def members(self, host: str) -> Sequence[ProcessMember]:
         letter = {RUNNING: "S", PAUSED: "T", DOWN: "Z"}[self.state(host)]
@@ -260,7 +260,7 @@ class FakeDisks:
 
 
 class FakeResources:
-    """Limits that are met once more at each reading; `immune` replicas are not limited, `astray` ones only partly."""
+    """Limits that are hit once more at each reading; `immune` replicas are not limited, `astray` ones only in part."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Mapping[str, ResourceLimit]] = {}
@@ -288,8 +288,7 @@ class FakeResources:
 
 
 class FakeClients:
-    """Clients that fill the send queue of the server they are connected to; from `immune` hosts, they read all that
-    they asked for."""
+    """Clients that fill the send queue of the server they are connected to; those of `immune` hosts read it all."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Mapping[str, SlowClient]] = {}
@@ -360,7 +359,7 @@ class FakeNames:
 
 
 class FakeLinks:
-    """Links that do to a hundred packets exactly what their shape says."""
+    """Links that affect exactly the share of packets that their shape says."""
 
     mechanism = "the tests"
 

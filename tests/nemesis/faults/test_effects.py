@@ -1,4 +1,4 @@
-"""Every nemesis proves what it does, and says so when it did nothing; overlapping faults heal independently."""
+"""Every nemesis proves its effect, and its proof fails without one; overlapping faults heal independently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_variant_is_proved_and_healed(
         proof = await nemesis.prove(target, injection)
         assert proof.proven and proof.checked and not proof.failed, proof
         unhealed = await nemesis.prove_healed(target, injection)
-        assert not unhealed.proven, "a fault in force passed for healed"
+        assert not unhealed.proven, "a fault in force was reported as healed"
         await nemesis.heal(target, injection)
         await nemesis.heal(target, injection)
         healed = await nemesis.prove_healed(target, injection)
@@ -58,7 +58,7 @@ def test_every_variant_is_proved_and_healed(
 
 
 @pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
-def test_what_could_not_be_planned_is_not_called_unhealed(
+def test_a_fault_that_could_not_be_planned_counts_as_healed(
     nemesis: Any, make_fault_target: Any, run_virtual: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*args: Any, **named: Any) -> Any:
@@ -76,7 +76,7 @@ def test_what_could_not_be_planned_is_not_called_unhealed(
 
 
 @pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
-def test_a_monotonic_drift_is_proved_when_asked_for(
+def test_a_drift_of_the_monotonic_clock_is_proved(
     form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -97,10 +97,10 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
 
 
 @pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic", "slew"])
-def test_a_drift_is_proved_beside_another_of_the_monotonic_clock(
+def test_a_drift_is_proved_while_another_fault_drifts_the_monotonic_clock(
     form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Clocks go by the sum of what faults do to them."""
+    """A clock shows the sum of all skews."""
 
     async def main() -> None:
         target = make_fault_target(3)
@@ -121,7 +121,7 @@ def test_a_drift_is_proved_beside_another_of_the_monotonic_clock(
 def test_a_delay_is_proved_on_links_that_another_fault_reorders(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Packets that overtake others meet no delay: when most of them do so, the median one is not late."""
+    """Packets that overtake others are not delayed: if most do, the median packet is not late."""
 
     async def main() -> None:
         target = make_fault_target(5)
@@ -144,7 +144,7 @@ def test_a_delay_is_proved_on_links_that_another_fault_reorders(
     ("form", "is_met", "exercised"),
     [("cpu", True, True), ("memory", False, False), ("processes", True, True), ("descriptors", True, None)],
 )
-def test_a_limit_was_exercised_if_the_kernel_counted_it(
+def test_a_limit_is_exercised_if_the_kernel_counted_hits(
     form: str, is_met: bool, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -162,7 +162,7 @@ def test_a_limit_was_exercised_if_the_kernel_counted_it(
         lapsed = await RESOURCES.prove_met(target, lasting)
         assert not lapsed.proven and "n2 is no longer limited" in lapsed.detail
         target.processes.starts["n2"] = 2
-        assert (await RESOURCES.prove_met(target, lasting)).proven, "another fault has ended what was limited"
+        assert (await RESOURCES.prove_met(target, lasting)).proven, "another fault has ended the limited processes"
 
     run_virtual(main())
 
@@ -171,7 +171,7 @@ def test_a_limit_was_exercised_if_the_kernel_counted_it(
     ("second", "exercised"),
     [("cpu@n2", None), ("memory@n2", True), ("cpu@n3", True), ("cpu@all", None)],
 )
-def test_a_limit_beside_another_one_of_its_kind_is_not_told_apart(
+def test_whether_a_limit_was_exercised_is_unknown_if_another_fault_limits_the_same(
     second: str, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -206,7 +206,7 @@ def test_a_process_that_is_not_under_the_limit_fails_the_proof(
 @pytest.mark.parametrize(
     ("asked", "met", "proven", "exercised"), [(3, 3, True, True), (0, 0, True, False), (3, 0, False, False)]
 )
-def test_wrong_names_were_exercised_if_the_programs_of_the_replica_asked_for_them(
+def test_a_name_service_fault_is_exercised_if_the_replica_s_own_lookups_met_it(
     asked: int, met: int, proven: bool, exercised: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -214,14 +214,14 @@ def test_wrong_names_were_exercised_if_the_programs_of_the_replica_asked_for_the
         target.names.asked, target.names.met_by_programs = asked, met
         injection = await plan_fault(NAME_SERVICE, target, "wrong@n2")
         await NAME_SERVICE.inject(target, injection)
-        assert (await NAME_SERVICE.prove(target, injection)).exercised is None, "nobody has asked yet"
+        assert (await NAME_SERVICE.prove(target, injection)).exercised is None, "only the final check decides this"
         found = await NAME_SERVICE.prove_met(target, injection)
         assert (found.proven, found.exercised) == (proven, exercised), found
 
     run_virtual(main())
 
 
-def test_a_replica_is_started_again_while_no_host_has_a_name(
+def test_a_cold_name_service_fault_restarts_the_replica_while_no_name_resolves(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_a_replica_is_started_again_while_no_host_has_a_name(
     run_virtual(main())
 
 
-def test_a_program_that_sees_other_files_of_names_fails_the_proof(
+def test_a_program_that_sees_a_different_resolv_conf_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -270,7 +270,7 @@ class Counting:
 
 
 @pytest.mark.parametrize(("more", "exercised"), [(70, True), (0, False)])
-def test_bad_links_were_exercised_if_the_system_used_them(
+def test_a_link_fault_is_exercised_if_the_system_used_its_links(
     more: int, exercised: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -290,7 +290,7 @@ def test_bad_links_were_exercised_if_the_system_used_them(
 
 
 def spare(target: Any, injection: Injection) -> None:
-    """Make one victim feel nothing."""
+    """Exempt one victim from the fault."""
     host = injection.value["hosts"][0]
     held = (target.processes, target.clocks, target.disks, target.resources, target.clients, target.names)
     for interface in held:
@@ -299,10 +299,10 @@ def spare(target: Any, injection: Injection) -> None:
 
 
 @pytest.mark.parametrize("variant", ["kill=sigkill@n3", "pause=sigstop@n3"])
-def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
+def test_a_process_of_the_replica_that_keeps_running_fails_the_proof(
     variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Then, or later and seen in the end."""
+    """In the first proof, or in the final check."""
     name, _, form = variant.partition("=")
     nemesis: Any = {"kill": KILL, "pause": PAUSE}[name]
 
@@ -329,10 +329,10 @@ def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
     run_virtual(main())
 
 
-def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_it(
+def test_a_replica_that_exited_is_excused_if_another_fault_has_hit_it(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """As one that was taken out of its group may."""
+    """A replica that was removed from its group may exit."""
 
     async def main() -> None:
         target = make_fault_target(3)
@@ -349,10 +349,10 @@ def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_i
 
 
 @pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
-def test_a_replica_that_had_crashed_before_the_fault_is_named_and_no_objection(
+def test_a_replica_that_crashed_before_the_fault_is_named_but_fails_no_proof(
     nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """One that crashes after the plan may have met a stray signal of the fault."""
+    """One that crashes after the plan may have received a stray signal of the fault."""
 
     async def main() -> None:
         target = make_fault_target(3)
@@ -369,7 +369,7 @@ def test_a_replica_that_had_crashed_before_the_fault_is_named_and_no_objection(
 
 
 @pytest.mark.parametrize(("nemesis", "form"), FORMS, ids=[f"{n.name}={f}" for n, f in FORMS])
-def test_one_victim_that_feels_nothing_fails_the_proof(
+def test_one_unaffected_victim_fails_the_proof(
     nemesis: Any, form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -385,8 +385,10 @@ def test_one_victim_that_feels_nothing_fails_the_proof(
     run_virtual(main())
 
 
-def test_two_late_packets_of_fifty_are_no_reordering(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
-    """Networks do that by themselves."""
+def test_a_few_late_packets_on_other_links_do_not_fail_the_proof_of_reordering(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Networks reorder a few packets without any fault."""
 
     async def main() -> None:
         target = make_fault_target(5)
@@ -400,7 +402,9 @@ def test_two_late_packets_of_fifty_are_no_reordering(make_fault_target: Any, pla
     run_virtual(main())
 
 
-def test_the_unhurt_are_looked_at_too(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_an_affected_host_or_link_outside_the_fault_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> None:
         for nemesis, variant, hurt in (
             (KILL, "sigkill@n1", lambda t: t.processes.ended.add("n3")),
@@ -422,7 +426,7 @@ def test_the_unhurt_are_looked_at_too(make_fault_target: Any, plan_fault: Any, r
     run_virtual(main())
 
 
-def test_a_dead_replica_that_answers_is_no_dead_replica(
+def test_a_killed_replica_that_answers_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -438,7 +442,9 @@ def test_a_dead_replica_that_answers_is_no_dead_replica(
     run_virtual(main())
 
 
-def test_terminate_asks_politely(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_terminate_sends_sigterm_and_sigkill_sends_sigkill(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> list[str]:
         target = make_fault_target(5)
         for variant in ("terminate@n1", "sigkill@n1"):
@@ -449,7 +455,7 @@ def test_terminate_asks_politely(make_fault_target: Any, plan_fault: Any, run_vi
 
 
 @pytest.mark.parametrize(("deaf", "exercised"), [((), True), (("n1",), True), (("n1", "n2"), False)])
-def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
+def test_terminate_is_not_exercised_if_no_victim_ended_after_sigterm(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run, deaf: tuple[str, ...], exercised: bool
 ) -> None:
     async def main() -> None:
@@ -466,10 +472,10 @@ def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_what_is_ended_while_it_is_paused_is_not_said_to_have_stood_still(
+def test_a_replica_ended_during_its_pause_is_not_reported_as_paused_until_the_end(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run, is_over: bool
 ) -> None:
-    """It is let go on to take its SIGTERM."""
+    """It is resumed to handle its SIGTERM."""
 
     async def main() -> None:
         target = make_fault_target(5)
@@ -490,7 +496,7 @@ def test_what_is_ended_while_it_is_paused_is_not_said_to_have_stood_still(
 
 
 @pytest.mark.parametrize("form", ["sigkill", "terminate"])
-def test_a_kill_of_replicas_that_had_ended_by_themselves_was_met_by_nobody(
+def test_a_kill_is_not_exercised_if_all_victims_had_exited_on_their_own(
     form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -506,7 +512,7 @@ def test_a_kill_of_replicas_that_had_ended_by_themselves_was_met_by_nobody(
         target.processes.dead = {"n1"}
         assert await exercised() is True
         target.processes.deaf = {"n2"}
-        assert await exercised() is (form == "sigkill")  # no victim has come to an orderly end
+        assert await exercised() is (form == "sigkill")  # no victim ended after SIGTERM
         target.processes.dead, target.processes.deaf = {"n1", "n2"}, set()
         assert await exercised() is False
 
@@ -530,7 +536,7 @@ def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fa
 
 
 @pytest.mark.parametrize("nemesis", [KILL, PAUSE, POWER, BIT_FLIP, DISK_ERROR], ids=lambda nemesis: nemesis.name)
-def test_a_fault_is_healed_also_where_the_replica_then_does_not_come_back_by_itself(
+def test_a_fault_is_healed_even_if_the_replica_then_exits_or_does_not_answer(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -552,7 +558,7 @@ def test_a_fault_is_healed_also_where_the_replica_then_does_not_come_back_by_its
     run_virtual(main())
 
 
-def test_replicas_that_died_of_their_disk_are_started_again(
+def test_replicas_that_exited_on_a_disk_error_are_started_again(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -568,7 +574,7 @@ def test_replicas_that_died_of_their_disk_are_started_again(
 
 
 @pytest.mark.parametrize("nemesis", [DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR], ids=lambda nemesis: nemesis.name)
-def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
+def test_a_replica_that_its_disk_fault_does_not_reach_fails_the_proof(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -582,7 +588,7 @@ def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
 
 
 @pytest.mark.parametrize(("nemesis", "variant"), [(DISK_STALL, "fsync@n1"), (CLOCK, "bump@n1"), (CLOCK, "drift@n1")])
-def test_a_second_program_of_a_host_that_is_out_of_reach_fails_the_proof(
+def test_a_second_program_that_the_fault_does_not_reach_fails_the_proof(
     nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -600,7 +606,7 @@ def test_a_second_program_of_a_host_that_is_out_of_reach_fails_the_proof(
 
 
 @pytest.mark.parametrize("nemesis", [DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR], ids=lambda nemesis: nemesis.name)
-def test_a_disk_fault_is_met_by_the_calls_of_the_replica_itself(
+def test_a_disk_fault_is_exercised_by_the_replica_s_own_calls(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -609,8 +615,8 @@ def test_a_disk_fault_is_met_by_the_calls_of_the_replica_itself(
         await nemesis.inject(target, injection)
         for calls, met, proven, in_proof, in_the_end in (
             (5, 5, True, True, True),
-            (0, 0, True, None, False),  # no call at all: neither proven by the replica nor disproven
-            (5, 0, False, None, False),  # calls that nothing happened to: the mechanism is without effect
+            (0, 0, True, None, False),  # no call at all: the replica neither proves nor disproves it
+            (5, 0, False, None, False),  # unaffected calls: the mechanism has no effect
             (None, None, True, None, None),
         ):
             target.disks.calls, target.disks.calls_that_met = calls, met
@@ -626,7 +632,7 @@ def test_a_disk_fault_is_met_by_the_calls_of_the_replica_itself(
 
 
 @pytest.mark.parametrize(("recorded", "exercised"), [(7, True), (0, False), (None, None)])
-def test_a_power_cut_of_a_replica_that_wrote_nothing_tests_nothing(
+def test_a_power_cut_is_not_exercised_if_the_replica_wrote_nothing(
     recorded: int | None, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -640,7 +646,7 @@ def test_a_power_cut_of_a_replica_that_wrote_nothing_tests_nothing(
     run_virtual(main())
 
 
-def test_a_clock_is_read_in_the_place_of_the_replica_and_not_only_told_of(
+def test_a_clock_fault_is_proved_without_an_answer_of_any_replica(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -650,7 +656,7 @@ def test_a_clock_is_read_in_the_place_of_the_replica_and_not_only_told_of(
         assert (await CLOCK.prove(target, injection)).exercised is True
         target.mute |= {*target.hosts}
         proof = await CLOCK.prove(target, injection)
-        assert proof.proven and proof.exercised is True, "that no replica can be asked is no problem"
+        assert proof.proven and proof.exercised is True, "no replica has to answer"
         target.clocks.reads = 0
         assert (await CLOCK.prove(target, injection)).exercised is None
         assert (await CLOCK.prove_met(target, injection)).exercised is False
@@ -662,10 +668,10 @@ def test_a_clock_is_read_in_the_place_of_the_replica_and_not_only_told_of(
 
 
 @pytest.mark.parametrize(("form", "which"), [("bump", "wall"), ("slow-monotonic", "monotonic")])
-def test_which_clock_nobody_has_read_is_told(
+def test_an_unexercised_clock_fault_names_the_clock_that_no_replica_has_read(
     form: str, which: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Programs that read the monotonic one alone meet no fault of the other, however much load there is."""
+    """Programs that read only the monotonic clock never meet a fault of the wall clock."""
 
     async def main() -> None:
         target = make_fault_target(5)
@@ -679,7 +685,7 @@ def test_which_clock_nobody_has_read_is_told(
     run_virtual(main())
 
 
-def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_proof(
+def test_a_replica_that_reports_an_unskewed_clock_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -699,10 +705,10 @@ def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_pr
 
 
 @pytest.mark.parametrize("form", ["step", "strobe", "drift"])
-def test_replicas_that_tell_no_time_are_not_waited_for(
+def test_a_clock_proof_does_not_wait_for_replicas_that_report_no_time(
     form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """A proof takes as long as the clock has to be watched in their place: two steps of it are 5.2 s at most."""
+    """A proof takes only as long as the clock must be watched: two steps take 5.2 s at most."""
 
     async def main() -> None:
         target = make_fault_target(5)
@@ -721,7 +727,7 @@ def test_replicas_that_tell_no_time_are_not_waited_for(
 
 @pytest.mark.parametrize("form", ["fsync", "all", "freeze"])
 @pytest.mark.parametrize(("starts_s", "proven"), [(2.0, True), (60.0, False)])
-def test_a_stall_is_proven_by_a_probe_that_came_to_it_however_busy_the_machine_is(
+def test_a_stall_is_proven_only_by_a_probe_that_reached_the_disk(
     form: str, starts_s: float, proven: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -741,10 +747,10 @@ def test_a_stall_is_proven_by_a_probe_that_came_to_it_however_busy_the_machine_i
 
 
 @pytest.mark.parametrize("variant", ["cut@all", "cut-torn@n1", "crash@n1"])
-def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
+def test_a_power_cut_waits_until_an_account_has_been_kept_for_some_time(
     variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """And only then: what is written in those seconds is what can be lost."""
+    """Only what is written in that time can be lost."""
 
     async def main() -> None:
         target = make_fault_target(3)
@@ -761,7 +767,7 @@ def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
 
 
 @pytest.mark.parametrize("unreached", ["n1", 2], ids=["the host", "its second program"])
-def test_power_is_not_cut_where_it_would_lose_nothing(
+def test_power_is_not_cut_if_a_program_is_out_of_reach(
     unreached: str | int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -776,7 +782,7 @@ def test_power_is_not_cut_where_it_would_lose_nothing(
     run_virtual(main())
 
 
-def test_a_replica_without_the_file_is_no_victim_of_a_flipped_bit(
+def test_flipping_a_bit_of_a_missing_file_is_an_error(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -791,7 +797,9 @@ def test_a_replica_without_the_file_is_no_victim_of_a_flipped_bit(
     run_virtual(main())
 
 
-def test_a_bit_that_is_as_it_was_is_no_flipped_bit(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_bit_flip_that_left_the_byte_unchanged_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> None:
         target = make_fault_target(5)
         target.disks.flipped_reads = 1
@@ -806,7 +814,7 @@ def test_a_bit_that_is_as_it_was_is_no_flipped_bit(make_fault_target: Any, plan_
     run_virtual(main())
 
 
-def test_bits_are_flipped_in_files_that_the_system_names_and_in_no_others(
+def test_bits_are_flipped_only_in_files_that_the_system_declares(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     target = make_fault_target(5)
@@ -849,7 +857,9 @@ def test_faults_on_the_same_hosts_heal_independently(make_fault_target: Any, pla
     run_virtual(main())
 
 
-def test_links_that_a_partition_cuts_prove_nothing(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_fault_of_links_that_a_partition_cuts_is_not_proven(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> None:
         target = make_fault_target(3)
         injection = await plan_fault(LINK, target, "delay@n1")
@@ -865,7 +875,7 @@ def test_links_that_a_partition_cuts_prove_nothing(make_fault_target: Any, plan_
 
 
 @pytest.mark.parametrize(("form", "sent", "received"), [("delay-out", 4, 0), ("delay-in", 0, 4), ("delay", 4, 4)])
-def test_directions_of_links(
+def test_a_link_fault_affects_the_directions_of_its_form(
     form: str, sent: int, received: int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     injection = run_virtual(plan_fault(LINK, make_fault_target(5), f"{form}@n2"))
@@ -874,8 +884,10 @@ def test_directions_of_links(
     assert len([link for link in links if link.destination == "n2"]) == received
 
 
-def test_a_sender_that_is_slow_makes_no_link_narrow(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
-    """A machine that takes longer to send a burst than the rate would let it: its healthy links are told as well."""
+def test_a_slow_sender_is_not_taken_for_a_narrow_link(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """If a machine sends a burst more slowly than the rate allows, healthy links are still recognised."""
 
     async def scenario(target: Any) -> None:
         measure = target.links._measure
@@ -894,7 +906,7 @@ def test_a_sender_that_is_slow_makes_no_link_narrow(make_fault_target: Any, plan
     run_virtual(scenario(make_fault_target(3)))
 
 
-def test_a_slew_that_is_too_little_to_be_seen_is_not_proven(
+def test_a_slew_below_the_uncertainty_of_readings_is_not_proven(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -925,9 +937,9 @@ def test_a_clock_that_drifts_and_is_never_stepped_fails_the_proof(
     run_virtual(main())
 
 
-def test_damaged_packets_are_no_lost_ones(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
-    """And a link that only loses packets damages none."""
-
+def test_damaged_packets_and_lost_packets_are_told_apart(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> None:
         target = make_fault_target(5)
         planned = {form: await plan_fault(LINK, target, f"{form}@n1", fault_id=form) for form in ("loss", "corrupt")}
@@ -942,7 +954,7 @@ def test_damaged_packets_are_no_lost_ones(make_fault_target: Any, plan_fault: An
 
 
 @pytest.mark.parametrize("refused", [0, 3])
-def test_damaged_packets_were_met_if_a_kernel_refused_some(
+def test_corruption_is_exercised_if_a_kernel_refused_packets(
     refused: int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -971,7 +983,7 @@ def test_damaged_packets_were_met_if_a_kernel_refused_some(
 def test_a_slow_client_that_reads_after_all_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Then, or later and seen in the end; and one that does not go away is not healed."""
+    """In the first proof, or in the final check; and one that stays connected is not healed."""
 
     async def main() -> None:
         target = make_fault_target(3)
@@ -992,7 +1004,7 @@ def test_a_slow_client_that_reads_after_all_fails_the_proof(
 
 
 @pytest.mark.parametrize(("reads", "exercised"), [(2, True), (None, None)])
-def test_a_flipped_bit_was_met_by_who_has_read_it(
+def test_a_bit_flip_is_exercised_if_the_byte_was_read(
     reads: int | None, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:

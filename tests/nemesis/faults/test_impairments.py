@@ -1,4 +1,4 @@
-"""What a fault keeps a host from doing, and that proofs of other faults make allowance for it."""
+"""What a fault keeps a host from doing, and that proofs of other faults allow for it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ IMPAIRING = [
 ]
 
 
-def test_the_table_knows_nemeses_by_their_names() -> None:
+def test_every_key_of_the_impairments_table_is_the_name_of_a_nemesis() -> None:
     assert set(IMPAIRMENTS) == {nemesis.name for nemesis in IMPAIRING}
 
 
-def test_whoever_does_not_run_does_not_answer() -> None:
+def test_every_fault_that_keeps_a_host_from_running_keeps_it_from_answering() -> None:
     assert faults_that_impair(Activity.RUN) < faults_that_impair(Activity.ANSWER)
     assert faults_that_impair(Activity.RUN, Activity.TELL_TIME) == faults_that_impair(Activity.RUN) | {"clock"}
 
 
 async def silenced(nemesis: Any, variant: str, target: Any, plan_fault: Any) -> Any:
-    """A fault in force on n4 whose replica is silent."""
+    """A fault in force on n4, whose replica does not answer."""
     fault = await plan_fault(nemesis, target, variant, fault_id="f2")
     target.mute.add("n4")
     target.clocks.unreadable.add("n4")
@@ -41,8 +41,8 @@ async def silenced(nemesis: Any, variant: str, target: Any, plan_fault: Any) -> 
     return fault
 
 
-class OfAnotherPackage(Kill):
-    """Ends replicas, and is in no table here."""
+class NemesisOfAnotherPackage(Kill):
+    """Kills replicas, and is not in the impairments table."""
 
     name = "strike"
 
@@ -51,12 +51,12 @@ class OfAnotherPackage(Kill):
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_a_nemesis_of_another_package_says_itself_what_it_keeps_hosts_from(
+def test_a_nemesis_of_another_package_declares_its_own_impairments(
     says_so: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
 ) -> None:
     async def main() -> None:
         target = make_fault_target(5)
-        strike = OfAnotherPackage(frozenset({Activity.ANSWER}) if says_so else frozenset())
+        strike = NemesisOfAnotherPackage(frozenset({Activity.ANSWER}) if says_so else frozenset())
         fault = await plan_fault(strike, target, "sigkill@n4", fault_id="f2")
         target.mute.add("n4")
         target.clocks.unreadable.add("n4")
@@ -73,24 +73,26 @@ def test_a_nemesis_of_another_package_says_itself_what_it_keeps_hosts_from(
     ("nemesis", "variant"),
     [(KILL, "sigkill@n4"), (POWER, "cut@n4"), (BIT_FLIP, "log@n4"), (DISK_STALL, f"{next(iter(DISK_STALL.forms))}@n4")],
 )
-def test_a_clock_fault_is_proved_beside_one_that_silences_a_host(
+def test_a_clock_fault_is_proved_despite_a_fault_that_silences_a_host(
     nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
 ) -> None:
-    """A replica with a flipped bit may refuse to start, and then it does not tell its clock."""
+    """A replica with a flipped bit may refuse to start, and then its clock cannot be read."""
 
     async def main() -> None:
         target = make_fault_target(5)
         fault = await silenced(nemesis, variant, target, plan_fault)
         injection = await plan_fault(CLOCK, target, "bump@n1")
         await CLOCK.inject(target, injection)
-        assert not (await CLOCK.prove(target, injection)).proven, "nobody can read its clock, and nothing excuses it"
+        assert not (await CLOCK.prove(target, injection)).proven, (
+            "the clock of n4 cannot be read, and no other fault accounts for that"
+        )
         proof = await CLOCK.prove(target, injection, in_force=[fault])
         assert proof.proven and proof.checked == 4, proof
 
     run_virtual(main())
 
 
-def test_a_clock_fault_on_silent_hosts_alone_is_not_proved(
+def test_a_clock_fault_only_on_silent_hosts_is_not_proved(
     make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
 ) -> None:
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Operator actions: requested until they are done, proved by what the replicas report, undone."""
+"""Operator actions: requested until granted, proved by what the replicas report, and undone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[Any], Any]
 
 
 class FakeOperator:
-    """A group as values. `refusals` are said before anything works; `ignores` makes requests do nothing."""
+    """A group as values. `refusals` are raised by the first requests; `ignores` makes requests do nothing."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -103,14 +103,16 @@ def make_operated(make_fault_target: Any) -> Callable[..., Any]:
     return make
 
 
-def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_leadership_is_transferred_to_a_replica_that_can_take_it(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         target.operator.cannot = {"n1"}
         target.operator.refusals = ["none of the brokers that answer is the leader"]
         injection = await plan_fault(TRANSFER, target, "to@followers")
         assert sorted(injection.value["candidates"]) == ["n1", "n3"] and injection.value["term"] == 3
-        assert "hosts" not in injection.value  # nobody is hurt, so nobody else's proof may look away
+        assert "hosts" not in injection.value  # no host is impaired, so no other proof may make allowances
         await TRANSFER.inject(target, injection)
         proof = await TRANSFER.prove(target, injection)
         assert proof.proven and proof.detail == "n3 leads term 4, n2 led term 3"
@@ -120,7 +122,7 @@ def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: A
     run_virtual(scenario())
 
 
-def test_a_leader_is_waited_for(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_the_plan_of_a_transfer_waits_for_a_leader(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader=None)
         asyncio.get_running_loop().call_later(2.0, setattr, target, "leader", "n3")
@@ -130,7 +132,7 @@ def test_a_leader_is_waited_for(make_operated: Any, plan_fault: Any, run_virtual
     run_virtual(scenario())
 
 
-def test_a_lead_that_stays_where_it_was_is_no_transfer(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_transfer_without_a_new_leader_is_not_proven(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         injection = await plan_fault(TRANSFER, target, "to@followers")
@@ -148,7 +150,7 @@ def test_a_lead_that_stays_where_it_was_is_no_transfer(make_operated: Any, plan_
 
 
 @pytest.mark.parametrize("word", ["leader", "followers", "n4"])
-def test_a_member_is_removed_and_let_in_again(word: str, make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_member_is_removed_and_added_back(word: str, make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(5, leader="n2")
         target.operator.refusals = ["nothing of this term is committed yet"]
@@ -169,7 +171,7 @@ def test_a_member_is_removed_and_let_in_again(word: str, make_operated: Any, pla
     run_virtual(scenario())
 
 
-def test_who_is_kept_out_by_another_fault_need_not_be_back(
+def test_a_member_removed_by_another_fault_too_need_not_be_back(
     make_operated: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def scenario() -> None:
@@ -184,7 +186,9 @@ def test_who_is_kept_out_by_another_fault_need_not_be_back(
     run_virtual(scenario())
 
 
-def test_a_change_counts_when_it_is_committed_and_known(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_membership_change_is_proven_once_committed_and_known(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def scenario() -> None:
         target = make_operated(5, leader="n2")
         injection = await plan_fault(MEMBERS, target, "remove@n4")
@@ -207,7 +211,9 @@ def test_a_change_counts_when_it_is_committed_and_known(make_operated: Any, plan
     run_virtual(scenario())
 
 
-def test_what_never_works_is_said(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_request_that_is_always_refused_raises_the_refusal(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         injection = await plan_fault(MEMBERS, target, "remove@n1")
@@ -218,7 +224,7 @@ def test_what_never_works_is_said(make_operated: Any, plan_fault: Any, run_virtu
     run_virtual(scenario())
 
 
-def test_replicas_restart_one_by_one(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_rolling_restart_restarts_replicas_one_by_one(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(4, leader="n2")
         processes, most_down, ended = target.processes, 0, []
@@ -249,7 +255,7 @@ def test_replicas_restart_one_by_one(make_operated: Any, plan_fault: Any, run_vi
         assert not (await RESTART.prove(target, injection)).proven
         assert not (await RESTART.prove_healed(target, injection)).proven
         processes.stuck.clear()
-        processes.dead.add("n1")  # a replica that does not come back, or not for long, was restarted all the same
+        processes.dead.add("n1")  # a replica that exited after its start was restarted all the same
         proof = await RESTART.prove(target, injection)
         assert proof.proven and proof.detail == "4 replicas restarted; n1 was started but exited on its own"
         assert (await RESTART.prove_healed(target, injection)).proven
@@ -258,7 +264,7 @@ def test_replicas_restart_one_by_one(make_operated: Any, plan_fault: Any, run_vi
 
 
 @pytest.mark.parametrize(("form", "signal_name"), [("failover", "KILL"), ("switch", "TERM")])
-def test_the_longest_slave_becomes_the_master(
+def test_the_slave_with_the_longest_log_is_promoted(
     form: str, signal_name: str, make_operated: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def scenario() -> None:
@@ -275,7 +281,7 @@ def test_the_longest_slave_becomes_the_master(
     run_virtual(scenario())
 
 
-def test_a_promotion_that_nobody_heeds_is_none(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_promotion_without_effect_is_not_proven(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader="n1")
         target.operator.ignores = True
@@ -292,7 +298,7 @@ def test_a_promotion_that_nobody_heeds_is_none(make_operated: Any, plan_fault: A
     run_virtual(scenario())
 
 
-def test_nobody_is_promoted_where_no_slave_says_how_far_its_log_goes(
+def test_no_slave_is_promoted_if_none_reports_the_end_of_its_log(
     make_operated: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
@@ -309,12 +315,14 @@ def test_nobody_is_promoted_where_no_slave_says_how_far_its_log_goes(
     run_virtual(main())
 
 
-def test_a_promotion_has_to_be_asked_for() -> None:
+def test_promote_is_not_part_of_nemesis_all() -> None:
     assert [is_of_all(nemesis) for nemesis in (TRANSFER, MEMBERS, RESTART, PROMOTE)] == [True, True, True, False]
     assert expand_variant(PROMOTE, None) == ["failover@leader", "switch@leader"]
 
 
-def test_what_found_no_leader_has_nothing_to_heal(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+def test_a_fault_that_found_no_leader_has_nothing_to_heal(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader=None)
         for nemesis, variant in ((LINK, "rate@leader"), (MEMBERS, "remove@leader"), (PROMOTE, "switch@leader")):

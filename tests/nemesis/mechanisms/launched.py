@@ -1,4 +1,4 @@
-"""A program under the launcher that does what a test asks it to."""
+"""A program under the launcher that executes a test's commands."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0
 allow = Instruction(6, 0, 0, 0x7FFF0000)
 assert libc.prctl(22, 2, ctypes.byref(Filter(1, ctypes.pointer(allow)))) == 0
 """
-"""A program that begins with this has its own seccomp filter, which lets everything through."""
+"""A program that begins with this has its own seccomp filter, which allows every call."""
 
 
 class Program:
@@ -186,10 +186,10 @@ class Program:
             root=str(self.root), traps=traps, attaches=attaches, moves_clock=clock, number=NUMBER,
             undo_path=str(self.undo) if keeps_account else None,
         )  # fmt: skip
-        self.again()
+        self.start()
 
-    def again(self) -> Program:
-        """Start it once more, after its end."""
+    def start(self) -> Program:
+        """Start it, the first time or after its end."""
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True, env=self._environment
@@ -202,7 +202,7 @@ class Program:
         os.close(descriptor)
 
     def impair(self, kind: str, delay_ms: int = 0) -> None:
-        """Impair the disk, and wait until the program's calls are reported, or cannot be."""
+        """Impair the disk, and wait until the program's calls are reported or that has failed."""
         self.faults.add_disk_fault("fault", DiskFault(kind=kind, delay_ms=delay_ms))
         self.apply()
         wait_until(lambda: self.count().traps_generation >= self.faults.generation)
@@ -270,5 +270,5 @@ class Program:
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline_s, "not in time"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         time.sleep(0.01)

@@ -60,7 +60,7 @@ def content(program: Program) -> dict[str, str]:
 
 
 def cut(program: Program, model: str) -> tuple[int, int, int]:
-    """What was lost: operations, bytes, files."""
+    """Cut the power; returns the lost (operations, bytes, files)."""
     program.close()
     argv = [sys.executable, "-I", "-S", "-", str(program.undo), str(program.root), model, "7"]
     done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
@@ -70,7 +70,7 @@ def cut(program: Program, model: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("model", ["ext4", "posix", "torn"])
-def test_what_was_written_before_is_durable_and_what_was_not_synced_after_is_lost(program: Program, model: str) -> None:
+def test_writes_before_the_account_are_durable_and_later_unsynced_ones_are_lost(program: Program, model: str) -> None:
     do(program, "open gone", "append gone whole")
     program.keep_account()
     assert program.count().recorded == 0 and program.count().traps_reached == 1
@@ -86,21 +86,21 @@ def test_what_was_written_before_is_durable_and_what_was_not_synced_after_is_los
         assert lost == (4, 10, 3) and os.listdir(program.undo) == []
 
 
-def test_a_new_file_that_is_written_synchronously_has_its_name(program: Program) -> None:
+def test_a_synchronous_write_makes_the_name_of_a_new_file_durable(program: Program) -> None:
     program.keep_account()
     do(program, "open-through new", "append new kept", "open other", "append other lost")
     cut(program, "ext4")
     assert content(program) == {"old": "before", "log": "", "new": "kept"}
 
 
-def test_one_more_number_for_a_file_is_no_change_of_it(program: Program) -> None:
+def test_duplicating_a_descriptor_is_no_change_of_its_file(program: Program) -> None:
     program.keep_account()
     do(program, "duplicate log")
     assert program.count().recorded == 0
     cut(program, "ext4")
 
 
-def test_an_account_that_was_ended_takes_nothing_and_the_next_one_begins_anew(program: Program) -> None:
+def test_an_ended_account_undoes_nothing_and_the_next_one_starts_empty(program: Program) -> None:
     program.keep_account()
     do(program, "append old first")
     program.mend()
@@ -116,7 +116,7 @@ def test_an_account_that_was_ended_takes_nothing_and_the_next_one_begins_anew(pr
     assert content(program) == {"log": "", "renamed": "beforefirstsecond"}
 
 
-def test_a_fault_of_writes_before_and_beside_an_account_changes_nothing_of_it(program: Program) -> None:
+def test_a_write_fault_before_and_during_an_account_does_not_affect_it(program: Program) -> None:
     program.impair("slow", delay_ms=1)
     do(program, "append log slow", "open new")
     program.keep_account()
@@ -127,7 +127,7 @@ def test_a_fault_of_writes_before_and_beside_an_account_changes_nothing_of_it(pr
     assert content(program) == {"log": "slow", "new": "", "old": "before"}
 
 
-def test_an_account_whose_keeper_was_lost_cannot_be_vouched_for(program: Program) -> None:
+def test_an_account_whose_supervisor_was_killed_is_void(program: Program) -> None:
     program.keep_account()
     do(program, "append old recorded")
     os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
@@ -135,15 +135,15 @@ def test_an_account_whose_keeper_was_lost_cannot_be_vouched_for(program: Program
     wait_until(lambda: program.counters().undo_overflow == 1 and program.count().lost == 1)
 
 
-def test_a_program_that_is_started_while_an_account_is_kept_has_one_from_its_start(tmp_path: Path) -> None:
-    """One that another fault has ended in the seconds before the cut; what the one before it wrote is not durable."""
+def test_a_program_started_while_an_account_is_kept_is_recorded_from_its_start(tmp_path: Path) -> None:
+    """As after another fault ended it just before the cut. Unsynced writes of the previous process are lost too."""
     argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data")]
     first = Program(tmp_path, argv, attaches=True, keeps_account=True)
     do(first, "append old before")
     first.keep_account()
     do(first, "append old first")
     first.close()
-    second = first.again()
+    second = first.start()
     try:
         do(second, "append old second")
         assert second.count().recorded == 1

@@ -1,4 +1,4 @@
-"""Modules in archives: compiled for this Python, and readable by every other."""
+"""Modules in archives: compiled for this Python, with the source for every other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD_BYTES = 16
 
 
 def archive_of(path: Path, *, magic: bytes = importlib.util.MAGIC_NUMBER, source: bytes = SOURCE) -> Path:
-    """An archive of the module `told`, compiled by a Python with that magic number; `source` is what lies beside it."""
+    """An archive of the module `told`, compiled by a Python with that magic number; `source` is stored beside it."""
     made = path.with_suffix(".made")
     with zipfile.ZipFile(made, "w") as archive:
         add_module(archive, "told.py", SOURCE)
@@ -33,27 +33,27 @@ def archive_of(path: Path, *, magic: bytes = importlib.util.MAGIC_NUMBER, source
     return path
 
 
-def told(archive: Path, statement: str) -> subprocess.CompletedProcess[str]:
+def run_with_archive(archive: Path, statement: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys; sys.path.insert(0, {str(archive)!r}); import told; {statement}"
     return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
 
 
-def test_this_python_takes_what_was_compiled(tmp_path: Path) -> None:
+def test_this_python_imports_the_compiled_module(tmp_path: Path) -> None:
     archive = archive_of(tmp_path / "archive.zip", source=b"this is no Python")
-    assert told(archive, "print(told.__doc__)").stdout == "A module.\n"
+    assert run_with_archive(archive, "print(told.__doc__)").stdout == "A module.\n"
 
 
-def test_another_python_takes_the_source(tmp_path: Path) -> None:
+def test_another_python_imports_the_source(tmp_path: Path) -> None:
     archive = archive_of(tmp_path / "archive.zip", magic=b"\0\0\r\n", source=SOURCE.replace(b"A module", b"The source"))
-    assert told(archive, "print(told.__doc__)").stdout == "The source.\n"
+    assert run_with_archive(archive, "print(told.__doc__)").stdout == "The source.\n"
 
 
-def test_what_fails_is_shown_with_its_line(tmp_path: Path) -> None:
-    failed = told(archive_of(tmp_path / "archive.zip"), "told.fail()")
+def test_a_traceback_names_file_and_line(tmp_path: Path) -> None:
+    failed = run_with_archive(archive_of(tmp_path / "archive.zip"), "told.fail()")
     assert failed.returncode == 1 and 'File "told.py", line 5, in fail' in failed.stderr
 
 
-def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_archives_of_the_same_module_are_identical(tmp_path: Path) -> None:
     module = Path(importlib.util.__file__)
     for name in ("one.zip", "other.zip"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:

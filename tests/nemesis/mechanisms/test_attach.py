@@ -1,4 +1,4 @@
-"""Programs whose calls are reported from their first disk fault on: until then they run as if nothing was attached."""
+"""Programs whose calls are reported from their first disk fault on: until then they run untouched."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
     wait_until(lambda: made.helpers() == {})
 
 
-def test_a_program_is_untouched_before_its_first_fault_and_by_nothing_but_the_filter_after(program: Program) -> None:
+def test_a_program_is_untouched_before_its_first_fault_and_only_has_a_filter_after(program: Program) -> None:
     pid = program.process.pid
     mapped, open_files = Path(f"/proc/{pid}/maps").read_bytes(), os.listdir(f"/proc/{pid}/fd")
     assert program.do("sync") == "ok" and program.count().calls == 0
@@ -136,10 +136,10 @@ if os.fork() == 0:
 os.wait()
 time.sleep(600)
 """
-"""Its work is done by a process that is nobody's child from the first moment on."""
+"""Its work is done by a process whose parent ends at once."""
 
 
-def test_a_process_that_was_given_away_at_once_is_reached_by_its_mark(tmp_path: Path) -> None:
+def test_a_daemon_that_was_orphaned_at_once_is_found_by_its_mark(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-c", DAEMON, str(tmp_path / "data")]
     program = Program(tmp_path, argv, attaches=True, mark="test-daemon")
     daemon = int(program.answer())
@@ -153,12 +153,12 @@ def test_a_process_that_was_given_away_at_once_is_reached_by_its_mark(tmp_path: 
         assert program.count().traps_reached == 2 and program.do("") == "Input/output error"
         assert unreached(SECCOMP, look(program.process.pid), needed_files=(), needs_clock=False) is None
     finally:
-        os.kill(daemon, signal.SIGKILL)  # it would end by itself at the end of its input
+        os.kill(daemon, signal.SIGKILL)  # otherwise it would run until the end of its input
         program.close()
     wait_until(lambda: program.helpers() == {})
 
 
-def test_the_mark_is_the_one_that_agents_give() -> None:
+def test_the_launcher_uses_the_same_mark_as_host_agents() -> None:
     assert marks.PROGRAM_VARIABLE == host_agent.PROGRAM_VARIABLE and host_agent.HELPERS.encode() == marks.HELPERS
 
 
@@ -174,8 +174,8 @@ def test_a_stopped_program_is_reached_and_stays_stopped(program: Program) -> Non
     assert program.answer() == "Input/output error"
 
 
-def test_a_program_with_filters_of_its_own_is_left_alone_and_that_is_said(tmp_path: Path) -> None:
-    """They might kill it for what it would be made to do."""
+def test_a_program_with_its_own_filters_is_left_alone_and_reported(tmp_path: Path) -> None:
+    """They might kill it for the calls that attaching makes it perform."""
     program = started(tmp_path, [sys.executable, "-I", "-S", "-c", OWN_FILTER + CHILD, str(tmp_path / "data")])
     try:
         program.impair("error-fsync")
@@ -187,7 +187,7 @@ def test_a_program_with_filters_of_its_own_is_left_alone_and_that_is_said(tmp_pa
     wait_until(lambda: program.helpers() == {})
 
 
-def test_a_program_that_somebody_else_traces_is_not_reached_before_it_is_let_go(program: Program) -> None:
+def test_a_program_traced_by_another_process_is_reached_only_after_its_detach(program: Program) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.ptrace(0x4206, program.process.pid, None, None) == 0, "PTRACE_SEIZE"
     try:
@@ -203,7 +203,7 @@ def test_a_program_that_somebody_else_traces_is_not_reached_before_it_is_let_go(
 
 
 @needs_clock
-def test_a_moved_clock_and_a_filter_do_not_meet(tmp_path: Path) -> None:
+def test_moving_the_clock_and_attaching_do_not_interfere(tmp_path: Path) -> None:
     """Both stop the program, and only one can trace it at a time."""
     program = Program(tmp_path, attaches=True, clock=True)
     try:
@@ -218,16 +218,16 @@ def test_a_moved_clock_and_a_filter_do_not_meet(tmp_path: Path) -> None:
         program.close()
 
 
-def test_a_supervisor_that_was_lost_before_the_fault_is_known_to_be(program: Program) -> None:
+def test_a_supervisor_killed_before_the_fault_is_counted_as_lost(program: Program) -> None:
     os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
     wait_until(lambda: program.count().lost == 1)
     assert program.do("sync") == "ok"
 
 
-def test_a_supervisor_that_is_killed_at_any_moment_of_the_attachment_leaves_the_program_running(
+def test_a_supervisor_killed_at_any_moment_of_attaching_leaves_the_program_running(
     tmp_path: Path,
 ) -> None:
-    """What traces goes on without it, or does not begin."""
+    """The tracer continues without it, or never starts."""
     rng = random.Random(7)
     for number in range(8):
         directory = tmp_path / str(number)
@@ -247,7 +247,7 @@ def test_a_supervisor_that_is_killed_at_any_moment_of_the_attachment_leaves_the_
 
 @pytest.mark.parametrize("at", ["before the filter", "after the filter", "with its listener"])
 def test_a_listener_whose_tracer_was_killed_is_found(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are reported to nobody then, and would wait for ever."""
+    """Otherwise its reported calls would wait for ever."""
     path = tmp_path / "control"
     faults = HostFaults()
     faults.add_disk_fault("fault", DiskFault(kind="error-fsync"))
@@ -288,7 +288,7 @@ def test_a_listener_whose_tracer_was_killed_is_found(tmp_path: Path, at: str, mo
             monkeypatch.setattr(attach, "take_descriptor", close_after)
 
     guardian, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Only the tracer, a child of this process, meets what was put in the place of its functions there.
+    # The patched functions run only in the tracer, a child of this process.
     attached = attach._attach_in_a_child(control, ProcessTree(running.pid), ["sync"], guardian)
     listeners = attached.listeners
     assert (attached.failed, attached.error_number) == (1, errno.ECHILD)

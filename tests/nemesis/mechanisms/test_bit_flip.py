@@ -24,7 +24,7 @@ def test_one_bit_of_the_largest_file_is_flipped_and_put_back(tmp_path: Path) -> 
     (tmp_path / "log").mkdir()
     small, large = tmp_path / "log" / "00", tmp_path / "log" / "01"
     small.write_bytes(b"x" * 10 + bytes(5000))
-    content = bytes(range(1, 201)) + bytes(3 << 20)  # the rest was only set aside
+    content = bytes(range(1, 201)) + bytes(3 << 20)  # the rest is only allocated in advance
     large.write_bytes(content)
     flipped = parse_flip(run(*flip_arguments(str(tmp_path), "log/*", 0.25, 7)).stdout)
     assert (flipped.path, flipped.offset, flipped.before, flipped.after) == (str(large), 50, 51, 51 ^ 128)
@@ -34,7 +34,7 @@ def test_one_bit_of_the_largest_file_is_flipped_and_put_back(tmp_path: Path) -> 
         assert large.read_bytes() == content
 
 
-def test_nothing_to_flip(tmp_path: Path) -> None:
+def test_a_file_of_zeros_has_no_bit_to_flip(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(bytes(100))
     done = run(*flip_arguments(str(tmp_path), "empty", 0.5, 0))
     assert done.returncode == 1 and "there is no empty" in done.stderr
@@ -43,8 +43,8 @@ def test_nothing_to_flip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", ["{outside}/*", "../outside/*", "linked/*", "link"])
-def test_no_file_outside_of_the_data_is_damaged(tmp_path: Path, files: str) -> None:
-    """An absolute path, a way up, or a link may lead to a database of the machine's own."""
+def test_no_file_outside_the_data_directory_is_damaged(tmp_path: Path, files: str) -> None:
+    """An absolute path, `..` or a link may lead to a database of the machine's own."""
     data, outside = tmp_path / "data", tmp_path / "outside"
     data.mkdir()
     outside.mkdir()
@@ -57,7 +57,7 @@ def test_no_file_outside_of_the_data_is_damaged(tmp_path: Path, files: str) -> N
 
 
 def put_back(bits: FlippedBits, files: dict[str, bytearray], fault_id: str) -> None:
-    """What a disk does when a fault ends."""
+    """Restore a bit as the hosts' disks do when a fault ends."""
     for host, flipped in bits.of(fault_id).items():
         way_back = bits.way_back(fault_id, host)
         if way_back is not None and files[host][flipped.offset] == way_back.after:
@@ -71,10 +71,10 @@ FLIPS = st.lists(
 
 
 @given(flips=FLIPS, data=st.data())
-def test_whichever_fault_ends_first_every_bit_is_put_back(
+def test_every_bit_is_restored_in_whatever_order_the_faults_end(
     flips: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
-    """After each end the files are what the faults that are left have made of them."""
+    """After each end the files contain exactly the flips of the remaining faults."""
     files, bits, left = {host: bytearray(b"ab") for host in ("n1", "n2")}, FlippedBits(), {}
     for number, (host, offset, bit) in enumerate(flips):
         before = files[host][offset]
@@ -94,8 +94,8 @@ def test_whichever_fault_ends_first_every_bit_is_put_back(
     assert files == {"n1": bytearray(b"ab"), "n2": bytearray(b"ab")} and bits.faults() == []
 
 
-def test_what_was_written_between_two_flips_is_not_taken_for_the_first() -> None:
-    """0x61 became 0x60, was written as 0x70, and then became 0x78: only the second bit is there to be put back."""
+def test_a_flip_that_was_overwritten_before_the_next_flip_is_not_undone() -> None:
+    """0x61 became 0x60, was written as 0x70, and then became 0x78: only the second flip can be undone."""
     files, bits = {"n1": bytearray(b"\x78")}, FlippedBits()
     bits.add("f1", "n1", BitFlipped("/data/vote", 0, 0x61, 0x60))
     bits.add("f2", "n1", BitFlipped("/data/vote", 0, 0x70, 0x78))

@@ -1,4 +1,4 @@
-"""Selective filters: files are reported under whatever number they get, and sockets are not."""
+"""Selective filters report calls on files, whatever their descriptors, and not those on sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALLOWED, REPORTED = 0x7FFF0000, 0x7FC00000
 
 
 def decision(code: bytes, call: str, *arguments: int, architecture: int = 0xC000003E) -> int:
-    """What a filter says of a call: the instructions of classic BPF that it uses, one by one."""
+    """A filter's result for a call, by interpreting the instructions of classic BPF that it uses."""
     seen = struct.pack("=iIQ6Q", SYSCALLS[MACHINE][call], architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     instructions = [*struct.iter_unpack("=HBBI", code)]
     at = value = index = 0
@@ -64,7 +64,7 @@ NUMBERS = st.integers(0, FIRST_PLACED - 1)
     command=st.sampled_from([0, 1, 2, 3, 1030, 1031]),
 )
 @example(watched=frozenset({31, 32, 511}), descriptor=511, call="write", command=0)
-def test_a_selective_filter_reports_files_and_what_might_make_one(
+def test_a_selective_filter_reports_writes_and_duplications_only_of_files(
     watched: frozenset[int], descriptor: int, call: str, command: int
 ) -> None:
     code = filter_code(["sync", "write"], MACHINE, watched)
@@ -79,17 +79,17 @@ def test_a_selective_filter_reports_files_and_what_might_make_one(
     whole = filter_code(["sync", "write"], MACHINE)
     assert (decision(whole, call, descriptor) == REPORTED) == (call in GROUPS["write"] or call in GROUPS["sync"])
     assert decision(code, call, descriptor, architecture=0x40000003) == ALLOWED
-    if call == "sendfile":  # what it reads from is not its first descriptor
+    if call == "sendfile":  # its source is not its first descriptor
         assert decision(filter_code(["read"], MACHINE, watched), call, descriptor) == REPORTED
 
 
 @given(groups=st.sets(st.sampled_from(["sync", "write", "read"]), min_size=1), call=st.sampled_from(OPENING))
-def test_whatever_opens_is_reported_by_every_selective_filter(groups: set[str], call: str) -> None:
+def test_every_selective_filter_reports_calls_that_open_files(groups: set[str], call: str) -> None:
     assert decision(filter_code(sorted(groups), MACHINE, {0}), call) == REPORTED
 
 
 @given(taken=st.sets(st.integers(0, 700)), first=st.integers(FIRST_PLACED, 600))
-def test_a_number_is_free_and_so_high_that_nobody_else_is_given_it(taken: set[int], first: int) -> None:
+def test_a_chosen_descriptor_is_free_and_has_64_free_ones_below_it(taken: set[int], first: int) -> None:
     number = _free_number(taken, first)
     assert number >= first and number not in taken and len({*range(number)} - taken) >= 64
 
@@ -216,7 +216,7 @@ EIO = "Input/output error"
 
 
 @needs_attachment
-def test_files_are_reported_under_every_number_that_they_get(program: Program) -> None:
+def test_files_are_reported_under_all_of_their_descriptors(program: Program) -> None:
     program.impair("error-write")
     assert program.do("write old") == EIO, "it was open when the fault began"
     program.mend()
@@ -237,7 +237,7 @@ def test_files_are_reported_under_every_number_that_they_get(program: Program) -
 
 @needs_attachment
 @pytest.mark.parametrize("kind", ["error-write", "full", "slow"])
-def test_one_more_number_for_a_file_asks_nothing_of_its_disk(program: Program, kind: str) -> None:
+def test_duplicating_a_descriptor_meets_no_disk_fault(program: Program, kind: str) -> None:
     program.impair(kind, delay_ms=1)
     before = program.count()
     assert int(program.do("dup old")) >= FIRST_PLACED and int(program.do("dup-inherited old")) >= FIRST_PLACED
@@ -259,8 +259,8 @@ def test_files_are_opened_as_the_program_would_have_opened_them(program: Program
 
 
 @needs_attachment
-def test_a_file_with_a_number_that_is_not_reported_is_known_to_have_it(program: Program, tmp_path: Path) -> None:
-    """By dup2, by another program, and where the program may not have as many descriptors."""
+def test_a_file_with_an_unreported_descriptor_is_counted(program: Program, tmp_path: Path) -> None:
+    """By dup2, and where the program may not have as many descriptors."""
     program.impair("error-write")
     program.mend()
     assert int(program.do("open new")) >= FIRST_PLACED
@@ -283,23 +283,23 @@ def test_a_file_with_a_number_that_is_not_reported_is_known_to_have_it(program: 
 
 
 def heal(program: Program) -> None:
-    """Mend the disk, and wait until the supervisor knows it."""
+    """Heal the disk, and wait until the supervisor has followed."""
     program.mend()
     wait_until(lambda: program.count().traps_generation >= program.faults.generation)
 
 
 @needs_attachment
 @pytest.mark.parametrize("is_limited", [False, True])
-def test_a_file_that_was_written_past_a_fault_and_closed_is_not_forgotten_while_it_lasts(
+def test_a_file_written_past_a_fault_and_closed_counts_until_the_fault_is_healed(
     program: Program, is_limited: bool
 ) -> None:
-    """However short it was open, and whatever other faults come and go meanwhile."""
+    """However briefly it was open, and whatever other faults come and go meanwhile."""
     if is_limited:
         assert program.do("few 200") == "None"
     program.impair("slow", delay_ms=1)
     assert program.count().passed == 0
     assert program.do("write-past 150") == "1"
-    assert program.count().passed == 1, "it is known by the time that the write returns"
+    assert program.count().passed == 1, "it is counted by the time the write returns"
     program.impair("full")
     assert program.count().passed == 1
     heal(program)
@@ -310,7 +310,7 @@ def test_a_file_that_was_written_past_a_fault_and_closed_is_not_forgotten_while_
 
 
 @needs_attachment
-def test_a_socket_goes_past_the_supervisor_and_a_file_that_comes_by_it_is_found(tmp_path: Path) -> None:
+def test_sockets_bypass_the_supervisor_and_a_file_received_over_one_is_found(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data"), str(tmp_path / "beside")]
     with ours, theirs:
@@ -320,7 +320,7 @@ def test_a_socket_goes_past_the_supervisor_and_a_file_that_comes_by_it_is_found(
             program.impair("error-write")
             supervisor = program.helpers()["fault-calls"]
             program.ask("send")
-            assert ours.recv(1) == b"r", "what it was asked has been read, which is a reported call"
+            assert ours.recv(1) == b"r", "it has read its command, which is a reported call"
             os.kill(supervisor, signal.SIGSTOP)
             try:
                 ours.send(b"!")
@@ -339,7 +339,7 @@ def test_a_socket_goes_past_the_supervisor_and_a_file_that_comes_by_it_is_found(
 
 
 @needs_attachment
-def test_a_supervisor_that_is_killed_leaves_a_program_that_opens_files_running(program: Program) -> None:
+def test_killing_the_supervisor_leaves_a_program_that_opens_files_running(program: Program) -> None:
     program.impair("error-write")
     program.mend()
     program.ask("storm 200")
@@ -391,7 +391,7 @@ def test_a_program_of_another_user_has_its_files_opened_with_its_own_rights() ->
             assert {program.do(f"write {each}") for each in ("old", "made", "of-a-group", "copy")} == {EIO}
             assert program.count().passed == 0
             program.mend()
-            # It is in the directory and would not find the way there: the kernel opens, and that is seen.
+            # It is in the directory but could not resolve its path: the kernel opens the file, and that is detected.
             os.chmod(directory, 0o700)
             assert int(program.do("open-here under")) < FIRST_PLACED
             program.impair("error-write")
@@ -402,7 +402,7 @@ def test_a_program_of_another_user_has_its_files_opened_with_its_own_rights() ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_files_are_opened_in_the_place_of_who_has_no_more_rights_only() -> None:
+def test_files_are_opened_only_for_processes_without_additional_rights() -> None:
     own = rights_of("thread-self")
     little = dataclasses.replace(own, capabilities=0)
     assert may_open_for(os.getpid(), own) and not may_open_for(os.getpid(), little)

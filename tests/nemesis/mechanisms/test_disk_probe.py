@@ -1,4 +1,4 @@
-"""The disk probe when nothing is left to heal the fault that it met."""
+"""The disk probe whose parent is killed while a fault stalls it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_a_probe_of_a_stalled_disk_ends_with_whoever_started_it(tmp_path: Path, mechanism: str) -> None:
+def test_a_probe_of_a_stalled_disk_ends_with_its_parent(tmp_path: Path, mechanism: str) -> None:
     data, control, script, tool = (tmp_path / name for name in ("data", "control", "script", "tool"))
     data.mkdir()
     script.write_text(PROBE_SCRIPT)

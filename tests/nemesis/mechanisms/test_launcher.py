@@ -1,4 +1,4 @@
-"""Programs under the launcher: calls held, delayed and refused, and clocks moved, without a library."""
+"""Programs under the launcher: their calls are held, delayed and refused, and clocks moved, without a library."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to m
 
 @pytest.fixture(params=[False, True], ids=["from the start", "from the fault on"])
 def program(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
-    """Whose calls are reported from its start, and one whose calls are reported from its first fault on."""
+    """A program whose calls are reported from its start, or from its first fault on."""
     if request.param and why_not_attached() is not None:
         pytest.skip(str(why_not_attached()))
     made = Program(tmp_path, attaches=request.param)
-    assert made.do("clock")  # it has started, and made its file
+    assert made.do("clock")  # it has started, and created its file
     yield made
     made.close()
     wait_until(lambda: made.helpers() == {})
@@ -58,7 +58,7 @@ def clocked(tmp_path: Path) -> Iterator[Program]:
 
 @needs_traps
 @pytest.mark.parametrize("call", ["sync", "data-sync", "thread-sync", "file-system-sync", "sync-everything"])
-def test_a_stalled_sync_returns_when_the_fault_is_over(program: Program, call: str) -> None:
+def test_a_stalled_sync_returns_when_the_fault_is_healed(program: Program, call: str) -> None:
     assert program.do(call) == "ok"
     assert program.count().met == 0
     program.impair("stall-fsync")
@@ -84,7 +84,7 @@ def test_a_stall_of_fsync_lets_writes_through_and_a_stall_of_all_lets_reads_thro
 
 
 @needs_traps
-def test_a_slow_disk_takes_its_time_and_is_counted(program: Program) -> None:
+def test_a_slow_disk_delays_calls_and_counts_them(program: Program) -> None:
     program.impair("slow", delay_ms=150)
     before_s = time.monotonic()
     assert program.do("sync") == "ok"
@@ -105,7 +105,9 @@ def test_a_slow_disk_takes_its_time_and_is_counted(program: Program) -> None:
         ("error-read", ["read"], ["sync", "write"]),
     ],
 )
-def test_errors_hit_their_calls_only(program: Program, kind: str, failing: list[str], working: list[str]) -> None:
+def test_disk_errors_affect_only_the_calls_of_their_kind(
+    program: Program, kind: str, failing: list[str], working: list[str]
+) -> None:
     program.impair(kind)
     assert {program.do(call) for call in failing} == {"Input/output error"}
     assert {program.do(call) for call in working} == {"ok"}
@@ -117,7 +119,7 @@ def test_errors_hit_their_calls_only(program: Program, kind: str, failing: list[
 @needs_traps
 @pytest.mark.parametrize("attaches", [False, True])
 @pytest.mark.parametrize("kind", ["error-write", "error-read"])
-def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str, attaches: bool) -> None:
+def test_disk_errors_affect_rare_calls_too(tmp_path: Path, kind: str, attaches: bool) -> None:
     if attaches and why_not_attached() is not None:
         pytest.skip(str(why_not_attached()))
     argv = [sys.executable, "-I", "-S", "-c", RARE_CALLS, str(tmp_path / "data")]
@@ -143,7 +145,7 @@ def test_a_full_disk_refuses_growth_only(program: Program) -> None:
 
 
 @needs_traps
-def test_files_elsewhere_are_not_touched_nor_counted(program: Program, tmp_path: Path) -> None:
+def test_files_outside_the_data_directory_are_neither_affected_nor_counted(program: Program, tmp_path: Path) -> None:
     calls = program.count().calls
     program.impair("error-fsync")
     assert program.do(f"elsewhere {tmp_path / 'outside'}") == "ok"
@@ -152,7 +154,7 @@ def test_files_elsewhere_are_not_touched_nor_counted(program: Program, tmp_path:
 
 
 @needs_traps
-def test_a_killed_supervisor_holds_nobody_up(program: Program) -> None:
+def test_killing_the_supervisor_releases_held_calls(program: Program) -> None:
     program.impair("stall-fsync")
     program.ask("sync")
     wait_until(lambda: program.counters().held == 1)
@@ -249,7 +251,7 @@ def offset_s(program: Program, question: str = "clock") -> float:
 
 
 @needs_clock
-def test_a_clock_jumps_and_comes_back(clocked: Program) -> None:
+def test_a_clock_jumps_and_is_restored(clocked: Program) -> None:
     assert clocked.do("clock") and read_offset_ns(clocked.process.pid) is None
     steady_ns = int(clocked.do("clock").split()[1])
     for offset_ms in (3_600_000, -7_200_000):
@@ -269,12 +271,12 @@ def test_a_clock_jumps_and_comes_back(clocked: Program) -> None:
 
 @needs_clock
 def test_readings_of_a_moved_clock_are_counted(clocked: Program) -> None:
-    """Those of the wall clock, by all processes, and none while nothing is moved."""
+    """Only those of the wall clock, and none while it is not moved."""
     assert clocked.do("clock") and clocked.count().clock_reads == 0
     clocked.skew(ClockSkew(offset_ms=3_600_000))
     before = clocked.count().clock_reads
     time.sleep(0.05)
-    assert clocked.count().clock_reads == before, "nobody reads the clock but the driver"
+    assert clocked.count().clock_reads == before, "only the driver reads the clock"
     for _ in range(20):
         clocked.do("clock")
     wait_until(lambda: clocked.count().clock_reads >= before + 20)
@@ -299,8 +301,8 @@ for line in sys.stdin:
 
 
 @needs_clock
-def test_a_busy_program_of_many_threads_and_signals_is_patched_again_and_again(tmp_path: Path) -> None:
-    """Its threads stand anywhere when they are stopped; its first one is interrupted in a system call."""
+def test_a_busy_program_with_threads_and_signals_is_patched_repeatedly(tmp_path: Path) -> None:
+    """Its threads are stopped at any instruction; its first one is interrupted in a system call."""
     program = Program(tmp_path, [sys.executable, "-I", "-S", "-c", MANY_THREADS], clock=True)
     try:
         program.do("clock")
@@ -315,7 +317,7 @@ def test_a_busy_program_of_many_threads_and_signals_is_patched_again_and_again(t
 
 
 @needs_clock
-def test_a_vdso_that_the_program_may_not_write_to_is_moved_and_not_counted(
+def test_a_clock_with_a_read_only_vdso_is_moved_and_its_readings_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vdso, "_make_writable", lambda *_, **__: False)
@@ -335,7 +337,7 @@ def test_a_vdso_that_the_program_may_not_write_to_is_moved_and_not_counted(
             running.stdin.flush()
             return float(running.stdout.readline())
 
-        clock_s()  # by then it is executed: before, there is no vDSO, which the driver would come back for
+        clock_s()  # by now it is executed: before that it has no vDSO, and the driver would have to retry
         driver = ClockDriver(control, running.pid)
         for _ in range(2):
             driver._apply(*control.wall_clock_slots())
@@ -345,14 +347,14 @@ def test_a_vdso_that_the_program_may_not_write_to_is_moved_and_not_counted(
 
 
 @needs_clock
-def test_a_program_that_is_executed_meanwhile_has_the_skew_too(clocked: Program) -> None:
+def test_a_program_executed_during_a_skew_has_the_skew_too(clocked: Program) -> None:
     clocked.skew(ClockSkew(offset_ms=86_400_000))
     expected_s = int(time.time()) + 86_400
     assert abs(int(clocked.do(f"child-clock {expected_s}")) - expected_s) < 600
 
 
 @needs_clock
-def test_a_drift_adds_up_and_a_strobe_comes_and_goes(clocked: Program) -> None:
+def test_a_drift_accumulates_and_a_strobe_alternates(clocked: Program) -> None:
     clocked.skew(ClockSkew(rate_ppm=500_000))
     first_s = offset_s(clocked)
     wait_until(lambda: offset_s(clocked) > first_s + 0.2)
@@ -379,9 +381,9 @@ time.sleep(600)
 
 
 @needs_clock
-def test_a_driver_waits_for_the_program_and_not_for_the_launcher_s_own_processes() -> None:
-    """They are the program's children until who forked them has ended, which takes long on a busy machine. One that
-    watched itself never ended."""
+def test_a_process_tree_excludes_the_launcher_s_own_processes() -> None:
+    """They are the program's children until the process that forked them has ended, which takes long on a busy
+    machine. A clock driver that watched itself would never end."""
     running = subprocess.Popen([sys.executable, "-c", WITH_A_HELPER], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert running.stdout is not None
@@ -409,7 +411,7 @@ time.sleep(600)
 
 
 @needs_clock
-def test_the_clock_of_a_process_that_was_given_away_at_once_is_moved(tmp_path: Path) -> None:
+def test_the_clock_of_a_daemon_that_was_orphaned_at_once_is_moved(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-c", DAEMON_CLOCK]
     program = Program(tmp_path, argv, clock=True, mark="test-daemon-clock")
     daemon = int(program.answer())
@@ -420,18 +422,18 @@ def test_the_clock_of_a_process_that_was_given_away_at_once_is_moved(tmp_path: P
         program.skew(None)
         assert abs(int(program.do("")) - time.time()) < 600
     finally:
-        os.kill(daemon, signal.SIGKILL)  # it would end by itself at the end of its input
+        os.kill(daemon, signal.SIGKILL)  # otherwise it would run until the end of its input
         program.close()
 
 
 @needs_clock
-def test_a_driver_that_is_killed_leaves_the_program_alone(clocked: Program) -> None:
+def test_a_program_keeps_its_skew_when_the_clock_driver_is_killed(clocked: Program) -> None:
     clocked.skew(ClockSkew(offset_ms=3_600_000))
     os.kill(clocked.helpers()["fault-clock"], signal.SIGKILL)
     assert abs(offset_s(clocked) - 3600) < 600
 
 
-def test_wrong_arguments_are_said_in_one_line(tmp_path: Path) -> None:
+def test_errors_of_the_launcher_are_reported_in_one_line(tmp_path: Path) -> None:
     archive = tmp_path / "launcher.pyz"
     archive.write_bytes(launcher_archive())
     control = tmp_path / "control"

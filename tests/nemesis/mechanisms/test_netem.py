@@ -1,4 +1,4 @@
-"""Bad links by netem: the commands against a tc that keeps the books of a kernel, and against the real one."""
+"""Bad links by netem: the commands against a tc that simulates the kernel's state, and against the real one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE, LOSSY, TWICE = LinkShape(delay_ms=80, jitter_ms=20), LinkShape(loss_percen
 
 
 class Kernel:
-    """A tc that refuses what the real one refuses: what is there already, what is not there, and a netem that
+    """A tc that refuses what the real one refuses: adding what exists, deleting what does not, and a netem that
     duplicates beside another one."""
 
     def __init__(self) -> None:
@@ -102,12 +102,14 @@ class Kernel:
         else:
             ident = words[words.index("classid") + 1]
             assert line.startswith("class del")
-            assert ident not in [at for _, at in self.filters[device].values()], "packets still go there"
+            assert ident not in [at for _, at in self.filters[device].values()], (
+                "a filter still directs packets to this class"
+            )
             del self.classes[device][ident]
             del self.leaves[device][ident]
 
     def shapes(self) -> dict[Pair, str]:
-        """What each pair meets: the words of its class and of its netem."""
+        """For each pair the parameters of its class and of its netem."""
         found: dict[Pair, str] = {}
         for device, filters in self.filters.items():
             for pair, at in filters.values():
@@ -126,7 +128,7 @@ def to(*peers: str) -> list[Pair]:
     return [(HERE, peer) for peer in peers]
 
 
-def test_each_shape_becomes_words_of_tc() -> None:
+def test_each_shape_is_translated_into_tc_parameters() -> None:
     direct = "rate 10gbit burst 1mb cburst 1mb quantum 60000"
     for shape, words in (
         (LATE, f"{direct}; limit 20000 delay 80.000ms 20.000ms rate 100gbit"),
@@ -141,12 +143,12 @@ def test_each_shape_becomes_words_of_tc() -> None:
             shaping, kernel = netem()
             await shaping.apply(dict.fromkeys(to("10.0.0.2"), shape))
             assert kernel.shapes() == {(HERE, "10.0.0.2"): words}
-            assert kernel.root["eth1"] == ("noqueue", "0:"), "a device that is not concerned is not touched"
+            assert kernel.root["eth1"] == ("noqueue", "0:"), "an unconcerned device is not touched"
 
         asyncio.run(body())
 
 
-def test_what_stays_is_left_alone_and_the_last_shape_takes_the_tree_with_it() -> None:
+def test_unchanged_shapes_are_left_alone_and_the_last_one_takes_the_tree_with_it() -> None:
     async def body() -> None:
         shaping, kernel = netem()
         (two, three, four) = to("10.0.0.2", "10.0.0.3", "10.1.0.4")
@@ -156,7 +158,7 @@ def test_what_stays_is_left_alone_and_the_last_shape_takes_the_tree_with_it() ->
         await shaping.apply({two: LATE, three: LATE, four: LOSSY})
         assert kernel.said == []
         await shaping.apply({two: LATE, three: LOSSY, four: LOSSY})
-        assert not any("5b1a:1" in line for line in kernel.said), "the class that stays keeps what waits in it"
+        assert not any("5b1a:1" in line for line in kernel.said), "the remaining class keeps its queued packets"
         assert kernel.shapes()[three].startswith("rate 10gbit burst 1mb cburst 1mb quantum 60000; limit 20000 loss")
         await shaping.apply({four: LOSSY})
         assert kernel.root["eth0"] == ("fq_codel", "0:") and kernel.root["eth1"] == ("htb", MARK)
@@ -167,7 +169,7 @@ def test_what_stays_is_left_alone_and_the_last_shape_takes_the_tree_with_it() ->
     asyncio.run(body())
 
 
-def test_after_a_failure_a_device_is_built_anew() -> None:
+def test_a_device_is_rebuilt_after_a_failure() -> None:
     async def body() -> None:
         shaping, kernel = netem()
         (two, three) = to("10.0.0.2", "10.0.0.3")
@@ -177,7 +179,7 @@ def test_after_a_failure_a_device_is_built_anew() -> None:
             await shaping.apply({two: LATE, three: LOSSY})
         await shaping.apply({two: LATE, three: LOSSY})
         assert set(kernel.shapes()) == {two, three}
-        kernel.clear("eth0")  # somebody took it away
+        kernel.clear("eth0")  # removed by another program
         shaping.forget()
         await shaping.apply({})
         assert kernel.root["eth0"][1] == "0:"
@@ -185,7 +187,7 @@ def test_after_a_failure_a_device_is_built_anew() -> None:
     asyncio.run(body())
 
 
-def test_what_is_not_there_afterwards_is_an_error() -> None:
+def test_a_queue_that_is_missing_afterwards_is_an_error() -> None:
     class Idle(Kernel):
         def perform(self, line: str) -> None:
             return None
@@ -198,7 +200,7 @@ def test_what_is_not_there_afterwards_is_an_error() -> None:
     asyncio.run(body())
 
 
-def test_a_queue_of_somebody_else_is_named_and_never_removed() -> None:
+def test_a_foreign_queue_is_named_and_never_removed() -> None:
     async def body() -> None:
         shaping, kernel = netem()
         assert await shaping.foreign_root() is None
@@ -217,10 +219,10 @@ WANTED = st.dictionaries(st.sampled_from(to(*DEVICES)), SHAPES)
 
 @settings(max_examples=200)
 @given(st.lists(WANTED, max_size=8), st.integers(0, 60))
-def test_whatever_comes_after_whatever_the_kernel_has_exactly_that(
+def test_after_any_sequence_of_changes_the_kernel_has_exactly_the_last_shapes(
     changes: list[dict[Pair, LinkShape]], broken_at: int
 ) -> None:
-    """Also when a command somewhere among them fails and is asked for again."""
+    """Even if a command among them fails and the change is applied again."""
 
     async def body() -> None:
         shaping, kernel = netem()
@@ -246,7 +248,7 @@ def test_whatever_comes_after_whatever_the_kernel_has_exactly_that(
     asyncio.run(body())
 
 
-def test_one_that_duplicates_stands_alone() -> None:
+def test_a_duplicating_shape_cannot_be_combined_with_another() -> None:
     assert netem_can([TWICE]) and netem_can([TWICE, TWICE]) and netem_can([LATE, LOSSY]) and netem_can([])
     assert not netem_can([TWICE, LATE])
     many = [LinkShape(delay_ms=number) for number in range(MAX_SHAPES + 1)]
@@ -292,7 +294,7 @@ def test_the_trial_and_the_removals_leave_a_device_as_it_was() -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(why_no_netem() is not None, reason=str(why_no_netem()))
-def test_the_kernel_takes_every_tree() -> None:
+def test_the_kernel_accepts_every_tree() -> None:
     every = LinkShape(delay_ms=9.5, jitter_ms=2.25, loss_percent=3.3333, rate_bytes_per_s=12_345)
     for wanted in ({to("10.0.0.2")[0]: TWICE}, {to("10.0.0.2")[0]: every, to("10.0.0.3")[0]: LATE}):
         lines = "\n".join(install_lines("d0", wanted))

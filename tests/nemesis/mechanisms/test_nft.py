@@ -1,4 +1,4 @@
-"""Cuts by nftables: what every host drops is the union of the faults in force, whatever happens in between."""
+"""Cuts by nftables: every host drops the union of the cuts in force, even after commands have failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOST_OF = {address: host for host, address in ADDRESSES.items()}
 
 
 class FakeNft:
-    """A shell whose hosts understand the lines that we send, as nft does: a script applies as a whole or not."""
+    """A shell whose hosts execute the scripts of NftCuts as nft does: as a whole or not at all."""
 
     def __init__(self) -> None:
         self.tables: dict[str, set[str] | None] = dict.fromkeys(HOSTS)
@@ -111,7 +111,7 @@ def test_every_host_drops_the_union_of_the_faults_in_force(steps: list[tuple[str
             wanted = {host: {source for fault in faults.values() for source in fault.get(host, ())} for host in HOSTS}
             reachable = [host for host in HOSTS if host not in nft.broken]
             assert {host: nft.dropped()[host] for host in reachable} == {host: wanted[host] for host in reachable}
-        # A host that failed catches up with the next heal, even of a fault that is long gone.
+        # A host that failed catches up at the next heal, even of an unknown fault.
         nft.broken = set()
         await cuts.heal("never-was")
         assert nft.dropped() == {
@@ -136,7 +136,7 @@ def test_only_hosts_whose_set_changes_are_touched() -> None:
     asyncio.run(scenario())
 
 
-def test_faults_at_the_same_time_do_not_undo_each_other() -> None:
+def test_concurrent_cuts_and_heals_do_not_undo_each_other() -> None:
     async def scenario() -> None:
         nft = FakeNft()
         cuts = NftCuts(nft, ADDRESSES)
@@ -165,7 +165,7 @@ def test_a_cancelled_cut_is_healed() -> None:
     asyncio.run(scenario())
 
 
-def test_heal_all_works_before_installation_and_after_somebody_removed_our_table() -> None:
+def test_heal_all_creates_a_missing_table() -> None:
     async def scenario() -> None:
         nft = FakeNft()
         cuts = NftCuts(nft, ADDRESSES)
@@ -191,7 +191,7 @@ def test_an_unknown_host_is_named_and_nothing_is_cut() -> None:
     asyncio.run(scenario())
 
 
-def test_an_error_says_who_where_and_what_in_one_line() -> None:
+def test_a_shell_error_names_host_command_and_status_in_one_line() -> None:
     error = ShellError("n1", ["nft", "-f", "-"], 1, "Error: no\n  such thing\n")
     assert str(error) == "n1: `nft -f -` ended with status 1: Error: no such thing"
 
@@ -206,7 +206,7 @@ CAN_NFT = (
 @pytest.mark.root
 @pytest.mark.netns
 @pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
-def test_the_real_nft_takes_the_scripts() -> None:
+def test_the_real_nft_accepts_the_scripts() -> None:
     """In one throw-away namespace: install twice, two peers, one, none, remove twice."""
     show = "nft -a list ruleset | grep -c 10.0.0 ; "
     scripts = [
@@ -239,8 +239,8 @@ HEADERS_BYTES = 28
 @pytest.mark.root
 @pytest.mark.netns
 @pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
-def test_the_real_nft_counts_what_comes_from_addresses_by_which_nothing_is_cut() -> None:
-    """Of a host on two networks. What is said to a whole network, and by the harness over SSH, counts nowhere."""
+def test_the_real_nft_counts_traffic_from_addresses_that_no_cut_applies_to() -> None:
+    """Addresses of a host on two networks. A connection of the harness over SSH does not count."""
     send = [sys.executable, "-c", SEND, "127.0.0.2", "9", "10", "127.0.0.5", "9", "20", "127.0.0.4", "9", "40"]
     connect = (
         "import socket, sys\n"
@@ -259,8 +259,8 @@ def test_the_real_nft_counts_what_comes_from_addresses_by_which_nothing_is_cut()
     assert counted[:2] == [0, HEADERS_BYTES + 20] and counted[2] > counted[1]
 
 
-class Lists:
-    """A shell whose nft has counted so much of each."""
+class CounterListing:
+    """A shell whose nft shows these counters."""
 
     def __init__(self, **counted: int) -> None:
         self._counted = counted
@@ -272,12 +272,14 @@ class Lists:
         return f"table {COUNTERS_TABLE} {{\n{each}}}\n"
 
 
-def test_ways_around_cuts_are_said_by_host() -> None:
+def test_traffic_that_bypasses_cuts_is_reported_by_host() -> None:
     further = {"n2": ["192.168.121.11", "192.168.121.13"]}
 
     async def bypasses(**counted: int) -> list[str]:
         return list(
-            await NftCounters(Lists(**counted), {"n1": "10.0.0.1", "n2": "10.0.0.2"}, {}, further).bypasses(["n2"])
+            await NftCounters(CounterListing(**counted), {"n1": "10.0.0.1", "n2": "10.0.0.2"}, {}, further).bypasses(
+                ["n2"]
+            )
         )
 
     assert asyncio.run(bypasses()) == [] == asyncio.run(bypasses(ipv6=0, further=0))
@@ -292,9 +294,9 @@ def test_ways_around_cuts_are_said_by_host() -> None:
 @pytest.mark.root
 @pytest.mark.netns
 @pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
-def test_the_real_nft_counts_what_passes_and_what_does_not() -> None:
+def test_the_real_nft_counts_passed_and_dropped_traffic() -> None:
     """Of two peers: before a cut, under it, and while the rule of the cut does not match. A third address, the port of
-    the harness and answers of the kernel ("nobody listens there") count nowhere."""
+    the harness and the kernel's answers (port unreachable) count nowhere."""
     send = [sys.executable, "-c", SEND]
     before = [*send, "127.0.0.2", "9", "10", "127.0.0.3", "9", "20", "127.0.0.4", "9", "40", "127.0.0.2", "7777", "80"]
     under = [*send, "127.0.0.2", "9", "100", "127.0.0.3", "9", "200", "127.0.0.2", "7777", "400"]
@@ -337,6 +339,6 @@ def test_the_real_nft_counts_what_passes_and_what_does_not() -> None:
     ]
 
 
-def test_a_host_without_peers_counts_nothing() -> None:
+def test_a_host_without_peers_has_no_counters() -> None:
     assert "counter" not in counters_script([]).replace(COUNTERS_TABLE, "")
     assert parse_counters("") == {}

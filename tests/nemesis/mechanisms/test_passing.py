@@ -1,4 +1,4 @@
-"""Reported calls that no fault concerns, which a few instructions let pass: which these are, and that no others are."""
+"""The machine code that lets reported calls continue while no fault is in force, and lets no other call continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GENERATION = 7
 
 
 class Reported:
-    """A child whose syncs and writes are reported, at a listener here; it does its work once it is told to."""
+    """A child whose syncs and writes are reported to a listener here; it does its work after `begin`."""
 
     def __init__(self, work: Callable[[], bool]) -> None:
         ours, theirs = socket.socketpair()
@@ -85,18 +85,18 @@ def reported() -> Iterator[Callable[[Callable[[], bool]], Reported]]:
         each.close()
 
 
-def test_calls_go_on_until_nobody_can_make_one_and_the_newest_is_noted(
+def test_calls_continue_until_the_process_has_ended_and_the_newest_is_noted(
     reported: Callable[[Callable[[], bool]], Reported], tmp_path: Path
 ) -> None:
     child, passing = reported(lambda: syncs(tmp_path, 50)), Passing()
     child.watch(passing, [], None)
     child.begin()
     assert child.serve(passing) is None
-    assert child.worked() and passing.count == 51  # the syncs, and the call that opened
+    assert child.worked() and passing.count == 51  # the syncs, and the open
     assert child.newest.value != 0
 
 
-def test_a_call_that_is_left_out_is_handed_on_unanswered(
+def test_a_left_out_call_is_returned_unanswered(
     reported: Callable[[Callable[[], bool]], Reported], tmp_path: Path
 ) -> None:
     def work() -> bool:
@@ -119,7 +119,7 @@ def test_a_call_that_is_left_out_is_handed_on_unanswered(
     assert child.worked() and passing.count == 7
 
 
-def test_no_call_goes_on_under_other_settings(
+def test_no_call_continues_under_new_settings(
     reported: Callable[[Callable[[], bool]], Reported], tmp_path: Path
 ) -> None:
     child, passing = reported(lambda: syncs(tmp_path, 1)), Passing()
@@ -134,7 +134,7 @@ def test_no_call_goes_on_under_other_settings(
     assert child.worked() and passing.count == 1
 
 
-def test_new_settings_and_other_threads_end_it_without_a_call(
+def test_new_settings_and_wake_ups_end_the_wait_without_a_call(
     reported: Callable[[Callable[[], bool]], Reported],
 ) -> None:
     child, passing = reported(lambda: True), Passing()
@@ -152,7 +152,7 @@ def test_new_settings_and_other_threads_end_it_without_a_call(
     assert child.worked() and passing.count == 0
 
 
-def test_a_timer_that_runs_on_ends_every_wait_without_a_call(
+def test_a_repeating_timer_ends_every_wait_without_a_call(
     reported: Callable[[Callable[[], bool]], Reported],
 ) -> None:
     child, passing, listeners = reported(lambda: True), Passing(), Listeners()
@@ -173,7 +173,7 @@ def test_a_timer_that_runs_on_ends_every_wait_without_a_call(
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
-    """A program that runs, and whose calls are not reported before its first fault."""
+    """A running program whose calls are not reported before its first fault."""
     made = Program(tmp_path, attaches=True)
     try:
         assert made.do("clock")
@@ -183,7 +183,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 @pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
-def test_settings_are_followed_between_faults_while_no_call_is_made(program: Program) -> None:
+def test_new_settings_between_faults_take_effect_even_while_no_call_is_made(program: Program) -> None:
     program.impair("error-fsync")
     assert program.do("sync") == "Input/output error"
     program.mend()
@@ -195,7 +195,7 @@ def test_settings_are_followed_between_faults_while_no_call_is_made(program: Pro
 
 
 @pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
-def test_calls_between_faults_go_on_and_the_next_fault_meets_the_first_call(program: Program) -> None:
+def test_calls_between_faults_continue_and_the_next_fault_affects_the_first_call(program: Program) -> None:
     program.impair("error-fsync")
     assert program.do("sync") == "Input/output error"
     program.mend()

@@ -1,4 +1,4 @@
-"""Which mechanism lets a program meet faults: its kind, from its file, and what its processes show."""
+"""Which mechanism reaches a program: judged by its file before the start, and by its processes after it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def elf(path: Path, *, interpreter: bytes = b"", note: bytes = b"", section: byt
         (OTHER, SECCOMP, {"machine": 8}),
     ],
 )
-def test_the_file_of_a_program_says_what_reaches_it(
+def test_the_file_of_a_program_determines_its_kind_and_mechanism(
     tmp_path: Path, kind: str, mechanism: str, parts: dict[str, Any]
 ) -> None:
     found = program_kind(str(elf(tmp_path / "program", **parts)))
     assert found == kind and mechanism_for(found) == mechanism
 
 
-def test_a_script_may_execute_anything(tmp_path: Path) -> None:
+def test_scripts_and_shells_are_reached_by_seccomp(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/usr/bin/python3\n")
     script.chmod(0o755)
@@ -76,20 +76,20 @@ def test_a_script_may_execute_anything(tmp_path: Path) -> None:
     assert mechanism_for(SCRIPT) == SECCOMP
 
 
-def test_the_program_behind_a_wrapper_counts(tmp_path: Path) -> None:
+def test_a_wrapper_is_judged_by_the_program_that_it_executes(tmp_path: Path) -> None:
     program = elf(tmp_path / "program", section=b".gopclntab")
     wrapped = judge(["setpriv", "--reuid", "postgres", str(program), "-D", str(tmp_path)])
     assert wrapped == {"path": str(program), "kind": GO}
 
 
-def test_what_is_no_program_has_no_kind(tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_and_a_text_file_has_the_kind_other(tmp_path: Path) -> None:
     assert "error" in judge([str(tmp_path / "nothing")])
     (tmp_path / "text").write_text("hello")
     assert judge([str(tmp_path / "text")])["kind"] == OTHER
 
 
 @needs_compiler
-def test_what_the_compiler_makes(tmp_path: Path) -> None:
+def test_compiled_programs_are_dynamic_or_static(tmp_path: Path) -> None:
     source = tmp_path / "program.c"
     source.write_text("int main(void) { return 0; }\n")
     for arguments, kind in (([], DYNAMIC), (["-static"], STATIC)):
@@ -98,7 +98,7 @@ def test_what_the_compiler_makes(tmp_path: Path) -> None:
         assert program_kind(str(program)) == kind
 
 
-def test_all_processes_of_a_program_are_looked_at() -> None:
+def test_look_finds_all_processes_of_a_program() -> None:
     script = "import subprocess, sys; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -119,7 +119,7 @@ def test_all_processes_of_a_program_are_looked_at() -> None:
     assert look(process.pid) == []
 
 
-def test_a_process_whose_first_thread_has_ended_is_looked_at() -> None:
+def test_look_finds_a_process_whose_first_thread_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == f"headless {process.pid}\n"
@@ -147,16 +147,16 @@ else:
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""Makes a context for io_submit, or a ring of io_uring, and goes on with its descriptor or a mapping."""
+"""Creates a context for io_submit, or a ring of io_uring of which it keeps the descriptor or a mapping."""
 
 
 @pytest.mark.parametrize(("kept", "unseen"), [("open", "io_uring"), ("mapped", "io_uring"), ("io_submit", "io_submit")])
-def test_who_may_read_and_write_unseen_is_known(kept: str, unseen: str) -> None:
+def test_a_process_that_uses_io_uring_or_io_submit_is_detected(kept: str, unseen: str) -> None:
     command = [sys.executable, "-c", RING, kept]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdin is not None
         if not process.stdout.readline():
-            pytest.skip(f"this kernel, or a sandbox, gives nobody {unseen}")
+            pytest.skip(f"this kernel, or a sandbox, does not allow {unseen}")
         assert [each["unseen"] for each in look(process.pid)] == [[unseen]]
         process.stdin.close()
     assert [each["unseen"] for each in look(os.getpid()) if each["pid"] == os.getpid()] == [[]]
@@ -200,7 +200,7 @@ def test_every_process_has_to_be_within_reach(
     assert (problem is None) == (said is None) and (said is None or said in str(problem))
 
 
-def test_only_the_calls_of_the_faults_of_a_run_are_reported() -> None:
+def test_only_calls_that_the_faults_of_a_run_affect_are_reported() -> None:
     assert wanted_traps([("disks", "stall-fsync"), ("clocks", "wall"), ("disks", "freeze")]) == {"sync"}
     assert wanted_traps([("disks", "power")]) == {"sync", "write"}
     assert wanted_traps([("disks", "error-read")]) == {"read"}
@@ -208,7 +208,7 @@ def test_only_the_calls_of_the_faults_of_a_run_are_reported() -> None:
     assert wanted_traps([("clocks", "wall")]) == frozenset()
 
 
-def test_own_clocks_that_nothing_bends_are_true() -> None:
+def test_clocks_without_a_fault_are_read_as_they_are() -> None:
     readings = read_clocks(0, 0.0, [0.01, 0.01])
     assert len(readings) == 3
     for before_ns, wall_ns, after_ns, earlier_ns, monotonic_ns, later_ns in readings:

@@ -82,7 +82,7 @@ for line in sys.stdin:
 
 
 class Child:
-    """A Python under the shim that does what it is told, line by line."""
+    """A Python program under the shim that executes commands, one per line."""
 
     def __init__(self, directory: Path, *, program: int = 0, script: str = CHILD) -> None:
         self.root = directory / "data"
@@ -175,8 +175,8 @@ def test_wall_clocks_jump_and_monotonic_ones_do_not(child: Child) -> None:
 
 @needs_shim
 @pytest.mark.parametrize(("offset", "other_inode", "expected"), [(5, 0, 1), (10, 0, 0), (5, 1, 0)])
-def test_who_reads_a_flipped_byte_is_counted(tmp_path: Path, offset: int, other_inode: int, expected: int) -> None:
-    """The child reads the first ten bytes; not those of another file, nor what comes after them."""
+def test_reads_of_a_flipped_byte_are_counted(tmp_path: Path, offset: int, other_inode: int, expected: int) -> None:
+    """The child reads the first ten bytes of its file, and no others."""
     child = Child(tmp_path, program=NUMBER)
     try:
         child.ask("write 0")
@@ -195,7 +195,7 @@ def test_who_reads_a_flipped_byte_is_counted(tmp_path: Path, offset: int, other_
 
 
 @needs_shim
-def test_wall_clocks_drift_and_swing(child: Child) -> None:
+def test_wall_clocks_drift_and_strobe(child: Child) -> None:
     def look() -> tuple[float, float, float]:
         before_s = time.time()
         wall_s = int(child.ask("clock").split()[0]) / 1e9
@@ -203,7 +203,7 @@ def test_wall_clocks_drift_and_swing(child: Child) -> None:
 
     child.skew("drift", rate_ppm=500_000)
     first, deadline_s = look(), time.monotonic() + 30
-    while True:  # until the time that passed is known to a tenth: a busy machine lets a look take long
+    while True:  # until the elapsed time is known to a tenth: on a busy machine a look takes long
         last = look()
         least_s, most_s = last[0] - first[2], last[2] - first[0]
         if least_s > 0.4 and most_s < 1.1 * least_s:
@@ -220,7 +220,7 @@ def test_wall_clocks_drift_and_swing(child: Child) -> None:
 
 @needs_shim
 @pytest.mark.parametrize("rate_ppm", [-750_000, 2_000_000])
-def test_monotonic_clocks_never_go_back_where_a_change_comes_late(child: Child, rate_ppm: int) -> None:
+def test_monotonic_clocks_never_go_back_if_a_change_takes_effect_late(child: Child, rate_ppm: int) -> None:
     margin_ns = 10_000_000_000  # longer than all of this takes
     child.faults.add_skew(
         "m", ClockSkew(rate_ppm=rate_ppm, affects_monotonic=True),
@@ -266,7 +266,7 @@ def test_monotonic_clocks_change_their_rate_and_never_go_back(child: Child, rate
 
 
 @needs_shim
-def test_builds_that_were_killed_leave_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_removes_the_directories_of_killed_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -279,7 +279,7 @@ def test_builds_that_were_killed_leave_nothing_for_long(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shim's sources in a place of this test's own, where nothing is built in advance."""
+    """A copy of the shim's sources, without a prebuilt shim."""
     copy = tmp_path / "sources"
     copy.mkdir()
     for name, content in shim.shim_sources().items():
@@ -288,14 +288,14 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-def test_without_a_compiler_the_error_names_what_mends_it(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_names_the_remedy(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(sources))
     with pytest.raises(ShimError, match=r"apt-get install gcc libc6-dev; without root, in a checkout: make shim"):
         build_shim.__wrapped__()
 
 
-def test_a_compiler_that_is_killed_leaves_nothing(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the one is whose caller is interrupted: it does not remove what it has put aside."""
+def test_a_killed_compiler_leaves_no_files(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose caller is interrupted does not remove its temporary files."""
     (sources / "temporary").mkdir()
     (sources / "cc").write_text('#!/bin/sh\n: > "${TMPDIR:-/tmp}/cc1.o"\nkill -9 $$\n')
     (sources / "cc").chmod(0o755)
@@ -307,7 +307,7 @@ def test_a_compiler_that_is_killed_leaves_nothing(sources: Path, monkeypatch: py
 
 
 @needs_shim
-def test_what_was_built_in_advance_needs_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prebuilt_shim_needs_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = build_shim()
     monkeypatch.setenv("PATH", str(sources))
     (sources / "built").mkdir()
@@ -317,7 +317,7 @@ def test_what_was_built_in_advance_needs_no_compiler(sources: Path, monkeypatch:
     assert why_no_shim.__wrapped__() is None
 
 
-def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shim_prebuilt_from_other_sources_is_not_used(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (sources / "built").mkdir()
     name = shim.prebuilt_name(os.uname().machine)
     (sources / "built" / name).write_bytes(b"old")
@@ -343,7 +343,9 @@ def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatc
         ("error-read", {"write 0": "ok", "sync": "ok", "read": "Input/output error"}),
     ],
 )  # fmt: skip
-def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[str, str]) -> None:
+def test_disk_faults_affect_only_the_operations_of_their_kind(
+    child: Child, tmp_path: Path, kind: str, outcomes: dict[str, str]
+) -> None:
     assert child.ask("write 0") == "ok"
     child.impair(kind)
     assert {words: child.ask(words) for words in outcomes} == outcomes
@@ -356,7 +358,7 @@ def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[st
 
 @needs_shim
 @pytest.mark.parametrize("kind", ["error-write", "error-read"])
-def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str) -> None:
+def test_disk_errors_affect_rare_calls_too(tmp_path: Path, kind: str) -> None:
     child = Child(tmp_path, script=RARE_CALLS)
     try:
         assert child.ask("nothing") == "{}"
@@ -377,7 +379,7 @@ def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str) -> None:
         ("stall", "write 0", "read"),
     ],
 )
-def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, free: str) -> None:
+def test_a_stalled_operation_completes_when_the_fault_is_healed(child: Child, kind: str, stuck: str, free: str) -> None:
     assert child.ask("write 0") == "ok"
     child.impair(kind)
     assert child.ask(free) == "ok"
@@ -392,11 +394,13 @@ def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, 
 
 @needs_shim
 def test_syncs_of_other_file_systems_are_left_alone(child: Child) -> None:
-    """And sync has no error to say: where syncs fail it is counted as failed."""
+    """And sync() cannot return an error: where syncs fail it is counted as failed."""
     child.impair("error-fsync")
     assert child.ask("sync-file-system /proc") == "ok"
     assert parse_counters(child.control.read_bytes()).failed == 0
-    assert child.ask(f"sync-file-system {child.control}") == "Input/output error", "of the file system of the root"
+    assert child.ask(f"sync-file-system {child.control}") == "Input/output error", (
+        "it is on the file system of the data directory"
+    )
     assert child.ask("sync-everything") == "ok"
     assert parse_counters(child.control.read_bytes()).failed == 2
 
@@ -410,7 +414,7 @@ def test_a_stalled_program_can_be_killed(child: Child) -> None:
 
 
 @needs_shim
-def test_disks_are_slow(child: Child) -> None:
+def test_a_slow_disk_delays_calls_and_counts_them(child: Child) -> None:
     child.impair("slow", delay_ms=120)
     begin_s = time.monotonic()
     assert child.ask("sync") == "ok"
@@ -419,8 +423,8 @@ def test_disks_are_slow(child: Child) -> None:
 
 
 @needs_shim
-def test_asyncio_lives_with_a_clock_that_jumps(tmp_path: Path) -> None:
-    """Timers are the monotonic clock's; a program whose wall clock jumps by hours sleeps as long as it meant to."""
+def test_asyncio_timers_are_unaffected_by_a_wrong_wall_clock(tmp_path: Path) -> None:
+    """Timers use the monotonic clock: a program whose wall clock is hours behind sleeps as long as requested."""
     child = Child(tmp_path)
     child.process.kill()
     child.process.communicate()
@@ -525,10 +529,10 @@ for name, call in calls.items():
         ("monotonic", {"rate_ppm": -500_000, "affects_monotonic": True}),
     ],
 )
-def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
+def test_a_wait_until_a_time_of_a_skewed_clock_ends_when_that_clock_shows_it(
     tmp_path: Path, clock: str, skew: dict[str, object]
 ) -> None:
-    """The kernel's clock is right, and would have a program wait for as much longer, or less, as its own is wrong."""
+    """By the kernel's clock, which is right, the wait would be too long or too short by the skew."""
     child = Child(tmp_path)
     child.process.kill()
     child.process.communicate()
@@ -543,12 +547,12 @@ def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
     lasted = {name: float(seconds) for name, _, seconds in (line.rpartition(" ") for line in done.stdout.splitlines())}
     assert len(lasted) == (10 if clock == "wall" else 6)
     expected_s = 0.2 / (1 + float(str(skew.get("rate_ppm", 0))) / 1e6)
-    # Wrong by an hour, or by the 6 s that the fast clock is ahead; what is less is a busy machine.
+    # A failure is an hour, or the 6 s that the fast clock is ahead; anything less is a busy machine.
     assert {name: s for name, s in lasted.items() if not expected_s - 0.02 <= s < expected_s + 4} == {}
 
 
-def performed(child: Child, script: str) -> subprocess.CompletedProcess[str]:
-    """A Python program under the shim, to its end; what it prints is kept."""
+def run_under_shim(child: Child, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program under the shim to its end, and capture its output."""
     environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
     return subprocess.run(
         [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
@@ -556,8 +560,8 @@ def performed(child: Child, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_shim
-def test_a_clock_that_is_asked_by_the_numbers_of_calls_is_as_wrong(child: Child) -> None:
-    """With no fault of the disk, and no account."""
+def test_clock_system_calls_by_number_are_skewed_too(child: Child) -> None:
+    """Even without a disk fault and an account."""
     child.skew("f", offset_ms=-3_600_000)
     script = (
         "import ctypes, os\n"
@@ -569,26 +573,26 @@ def test_a_clock_that_is_asked_by_the_numbers_of_calls_is_as_wrong(child: Child)
         "    libc.syscall(number, *words)\n"
         "    print(shown[0])\n"
     )
-    done = performed(child, script)
+    done = run_under_shim(child, script)
     behind_s = [time.time() - int(shown) for shown in done.stdout.split()]
     assert len(behind_s) >= 2 and all(3590 < seconds < 3700 for seconds in behind_s), behind_s
 
 
 @needs_shim
-def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
+def test_gettimeofday_may_be_called_for_the_time_zone_alone(child: Child) -> None:
     script = (
         "import ctypes\n"
         "zone = ctypes.create_string_buffer(b'x' * 8, 8)\n"
         "print(ctypes.CDLL(None).gettimeofday(None, zone), zone.raw != b'x' * 8)"
     )
-    done = performed(child, script)
+    done = run_under_shim(child, script)
     assert (done.returncode, done.stdout) == (0, "0 True\n")
 
 
 @needs_shim
 @pytest.mark.parametrize("where", ["0 10", "0 1000", "1000 10"])
-def test_a_full_disk_lets_a_program_give_space_back(child: Child, where: str) -> None:
-    """Also by a hole that reaches beyond the file's end, which is as far as the file."""
+def test_a_full_disk_lets_a_program_punch_holes(child: Child, where: str) -> None:
+    """Even one that reaches beyond the end of the file."""
     child.ask("write 0")
     before = child.ask(f"punch {where}")
     child.impair("full")
@@ -598,8 +602,8 @@ def test_a_full_disk_lets_a_program_give_space_back(child: Child, where: str) ->
 
 @needs_shim
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-def test_what_a_full_disk_says_by_a_result_is_counted(child: Child, tmp_path: Path) -> None:
-    """posix_fallocate returns the error's number."""
+def test_posix_fallocate_that_returns_enospc_is_counted(child: Child, tmp_path: Path) -> None:
+    """It returns the error number instead of setting errno."""
     source, library = tmp_path / "full.c", tmp_path / "full.so"
     text = "#include <errno.h>\n#include <fcntl.h>\n"
     for name in ("posix_fallocate", "posix_fallocate64"):
@@ -611,7 +615,7 @@ def test_what_a_full_disk_says_by_a_result_is_counted(child: Child, tmp_path: Pa
     environment = shim_environment(
         str(tmp_path / "shim.so"), str(child.control), str(child.root), preloaded=str(library)
     )
-    child.ask("clock")  # it has made its file
+    child.ask("clock")  # it has created its file
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script, child.root / "file"],
         env={**os.environ, **environment}, capture_output=True, text=True,
@@ -620,7 +624,7 @@ def test_what_a_full_disk_says_by_a_result_is_counted(child: Child, tmp_path: Pa
     assert parse_counters(child.control.read_bytes()).refused == 1
 
 
-C_LIBRARY_OF_BEFORE = r"""
+OLDER_C_LIBRARY = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -674,12 +678,12 @@ __attribute__((constructor)) static void first(void) { malloc(1); }
 
 @needs_shim
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-def test_an_allocator_that_makes_system_calls_begins_under_an_older_c_library(tmp_path: Path) -> None:
+def test_an_allocator_that_makes_system_calls_starts_under_an_older_c_library(tmp_path: Path) -> None:
     child = Child(tmp_path)
     child.process.kill()
     child.process.communicate()
     source, library, program = tmp_path / "before.c", tmp_path / "before.so", tmp_path / "program"
-    source.write_text(C_LIBRARY_OF_BEFORE)
+    source.write_text(OLDER_C_LIBRARY)
     flags = ["-O1", "-fno-builtin", "-Wno-unused-result"]
     subprocess.run([str(COMPILER), *flags, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     source.write_text("#include <stdlib.h>\nint main(void) { return malloc(9) ? 0 : 1; }\n")
@@ -691,7 +695,7 @@ def test_an_allocator_that_makes_system_calls_begins_under_an_older_c_library(tm
 
 
 @needs_shim
-def test_a_wait_until_a_time_that_a_swinging_clock_has_only_at_times_ends_when_it_has_it(tmp_path: Path) -> None:
+def test_a_wait_ends_when_a_strobing_clock_first_shows_its_deadline(tmp_path: Path) -> None:
     child = Child(tmp_path)
     child.process.kill()
     child.process.communicate()
@@ -726,7 +730,7 @@ def test_too_many_clock_faults_are_refused() -> None:
 
 
 @pytest.mark.parametrize("skew", [ClockSkew(offset_ms=1, affects_monotonic=True), ClockSkew(rate_ppm=-1_000_000)])
-def test_clocks_that_would_go_back_are_refused(skew: ClockSkew) -> None:
+def test_skews_that_would_stop_or_set_back_a_clock_are_refused(skew: ClockSkew) -> None:
     with pytest.raises(ValueError, match=r"clock"):
         HostFaults().add_skew("f", skew, wall_ns=0, monotonic_ns=0)
 
@@ -738,8 +742,8 @@ SLEPT = ["unshare", "--time", "--fork", "--boottime", "100000"]
 @pytest.mark.skipif(
     subprocess.run([*SLEPT, "true"], capture_output=True).returncode != 0, reason="there are no time namespaces here"
 )
-def test_a_clock_that_counts_while_a_machine_sleeps_is_moved_from_the_fault_on(tmp_path: Path) -> None:
-    """As if the machine had slept for a day; a clock that went at a quarter of its rate in that time would go back."""
+def test_the_boottime_clock_is_skewed_from_the_start_of_the_fault(tmp_path: Path) -> None:
+    """As if the machine had slept for a day: at a quarter of its rate in that time, the clock would go back."""
     child = Child(tmp_path)
     child.process.kill()
     child.process.communicate()
@@ -756,10 +760,8 @@ def test_a_clock_that_counts_while_a_machine_sleeps_is_moved_from_the_fault_on(t
 
 @pytest.mark.parametrize(("rate_ppm", "beside_ppm", "sum_ppm"), [(-600_000, 500_000, -1_200_000),
                                                                   (1_500_000, -600_000, +3_000_000)])  # fmt: skip
-def test_monotonic_clocks_that_two_faults_would_bring_beyond_the_bounds_are_refused(
-    rate_ppm: int, beside_ppm: int, sum_ppm: int
-) -> None:
-    """Also where a third one brings them back: that one may be healed first."""
+def test_monotonic_skews_whose_sum_exceeds_the_bounds_are_refused(rate_ppm: int, beside_ppm: int, sum_ppm: int) -> None:
+    """Even if a third fault compensates for them: it may be healed first."""
     faults = HostFaults()
     first, beside = (ClockSkew(rate_ppm=each, affects_monotonic=True) for each in (rate_ppm, beside_ppm))
     faults.add_skew("first", first, wall_ns=0, monotonic_ns=0)
@@ -771,7 +773,7 @@ def test_monotonic_clocks_that_two_faults_would_bring_beyond_the_bounds_are_refu
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 5), st.integers(-(10**9), 10**9))))
-def test_faults_of_a_host_come_and_go_in_any_order(steps: list[tuple[str, int, int]]) -> None:
+def test_clock_faults_of_a_host_begin_and_end_in_any_order(steps: list[tuple[str, int, int]]) -> None:
     faults, expected, generations = HostFaults(), {}, []
     for action, number, offset_ms in steps:
         if action == "add":

@@ -1,4 +1,4 @@
-"""What is counted for faults that are in force together on one host."""
+"""Counts of faults that are in force together on one host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROBLEMS = {PRELOAD: why_no_shim(), SECCOMP: why_no_traps()}
 
 
 class ThisMachine:
-    """Control files of this machine; no command is run."""
+    """Control files on this machine; commands are an error."""
 
     async def run(self, host: str, argv: Sequence[str], **given: Any) -> tuple[int, str, str]:
         raise AssertionError(argv)
@@ -60,7 +60,7 @@ class ThisMachine:
         (PRELOAD, "fill", "full", "write 1000"),
     ],
 )
-def test_what_one_fault_of_a_host_did_is_not_taken_for_another_one_s(
+def test_a_call_counts_only_for_the_fault_that_affected_it(
     tmp_path: Path, mechanism: str, unmet: str, met: str, call: str
 ) -> None:
     if PROBLEMS[mechanism] is not None:
@@ -89,7 +89,7 @@ def test_what_one_fault_of_a_host_did_is_not_taken_for_another_one_s(
 
     try:
         ask("clock")
-        assert program.answer()  # it has started, and made its file
+        assert program.answer()  # it has started, and created its file
         asyncio.run(scenario())
     finally:
         program.process.kill()

@@ -1,4 +1,4 @@
-"""Power cuts: what a program had not synced is taken back, and nothing else, by the model of each file system."""
+"""Power cuts undo exactly what a program had not synced, by the model of each file system."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ every_keeper = pytest.mark.parametrize(
     "keeper",
     [pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why))) for name, why in REASONS.items()],
 )
-"""Who keeps the log: the preloaded library, or the supervisor of reported system calls."""
+"""What keeps the log: the preloaded library, or the supervisor of reported system calls."""
 
-every_whole_model = pytest.mark.parametrize("power_model", ["ext4", "posix"])
-"""Those that leave nothing to chance."""
+every_deterministic_model = pytest.mark.parametrize("power_model", ["ext4", "posix"])
+"""The models without randomness."""
 
 PROGRAM = """
 import ctypes, json, mmap, os, sys
@@ -113,9 +113,9 @@ class ModelFile:
         self.journaled = 0
         """The entry of the journal that a sync of the file brings to disk."""
         self.named = 0
-        """The one that a synchronous write does that makes it no longer: how far others have made it grow is theirs."""
+        """The entry that a synchronous write which does not lengthen the file brings to disk."""
         self.cuts: list[int] = []
-        """Lengths by truncations that are not durable."""
+        """Lengths set by truncations that are not durable yet."""
 
 
 def patched(content: bytes, offset: int, data: bytes) -> bytes:
@@ -258,7 +258,7 @@ def programs(draw: Any) -> list[list[Any]]:
 
 
 class Host:
-    """A data directory whose programs' unsynced changes are kept track of by `keeper`."""
+    """A data directory; `keeper` logs the unsynced changes of its programs."""
 
     def __init__(self, directory: str, files: dict[str, bytes], keeper: str) -> None:
         self.data, self.undo = os.path.join(directory, "data"), os.path.join(directory, "undo")
@@ -272,11 +272,11 @@ class Host:
         Path(self.tool).write_bytes(build_shim() if keeper == "shim" else launcher_archive())
 
     def start(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A Python program under the keeper, to its end."""
+        """Run a Python program under the keeper to its end."""
         return self.start_program([sys.executable, "-I", "-S", "-c", script, *arguments])
 
     def start_program(self, argv: list[str]) -> subprocess.CompletedProcess[str]:
-        """A program under the keeper, to its end."""
+        """Run a program under the keeper to its end."""
         environment = dict(os.environ)
         if self.keeper == "shim":
             environment |= shim_environment(self.tool, self.control, self.data, undo_path=self.undo)
@@ -292,7 +292,7 @@ class Host:
         assert done.returncode == -9, done.stderr
 
     def cut(self, model: str, seed: int = 0, mapped: Sequence[str] = ()) -> dict[str, Any]:
-        """What is printed of a power cut; `mapped` are the names of files."""
+        """Cut the power; returns the script's JSON. `mapped` are the names of files."""
         argv = [sys.executable, "-I", "-S", "-", self.undo, self.data, model, str(seed)]
         argv += [os.path.join(self.data, name) for name in mapped]
         done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
@@ -301,7 +301,7 @@ class Host:
         return found
 
     def take_back(self, model: str, seed: int = 0) -> tuple[int, int, int]:
-        """The operations, bytes and files that a power cut takes."""
+        """Cut the power; returns the lost (operations, bytes, files)."""
         found = self.cut(model, seed)
         return found["operations"], found["bytes"], len(found["files"])
 
@@ -314,7 +314,7 @@ class Host:
 
 
 def check_void_or_taken_back(host: Host, files: dict[str, bytes]) -> None:
-    """The shim says that its account is void; the launcher's has all, and leaves these files."""
+    """The shim's account is void; the launcher's is complete, and a power cut leaves these files."""
     assert host.voids() == (1 if host.keeper == "shim" else 0)
     if host.keeper != "shim":
         host.take_back("ext4")
@@ -322,7 +322,7 @@ def check_void_or_taken_back(host: Host, files: dict[str, bytes]) -> None:
 
 
 def check_against_model(keeper: str, power_model: str, *lives: list[list[Any]]) -> None:
-    """Every life is a process that is killed; after the last one the power goes."""
+    """Every life is a process that is killed; after the last one the power is cut."""
     first = {"a": b"old a", "b": b"old b"}
     directory = tempfile.mkdtemp(prefix="undo-")
     try:
@@ -341,18 +341,18 @@ def check_against_model(keeper: str, power_model: str, *lives: list[list[Any]]) 
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @settings(max_examples=12, deadline=None)
 @given(programs())
-def test_what_was_not_synced_is_lost_and_nothing_else(keeper: str, power_model: str, steps: list[list[Any]]) -> None:
+def test_exactly_the_unsynced_changes_are_lost(keeper: str, power_model: str, steps: list[list[Any]]) -> None:
     check_against_model(keeper, power_model, steps)
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @settings(max_examples=5, deadline=None)
 @given(programs(), st.integers(0, 14))
-def test_a_killed_program_leaves_its_debts_to_the_next(
+def test_unsynced_changes_of_a_killed_program_are_lost_after_the_next_one_too(
     keeper: str, power_model: str, steps: list[list[Any]], cut: int
 ) -> None:
     check_against_model(keeper, power_model, steps[:cut], steps[cut:])
@@ -360,31 +360,29 @@ def test_a_killed_program_leaves_its_debts_to_the_next(
 
 @every_keeper
 def test_replacing_a_file_without_syncing_it_loses_its_content(keeper: str) -> None:
-    """The classic: the new name is durable, what is in the file is not."""
+    """The classic mistake: the new name is durable, the content is not."""
     steps = [["create", "c"], ["append", "c", "new"], ["rename", "c", "a"], ["sync-names", ""]]
     for power_model in ("ext4", "posix"):
         check_against_model(keeper, power_model, steps)
 
 
 @every_keeper
-@every_whole_model
-def test_a_synced_new_file_comes_back_when_what_replaced_it_is_taken_back(keeper: str, power_model: str) -> None:
+@every_deterministic_model
+def test_a_synced_new_file_is_restored_when_its_replacement_is_undone(keeper: str, power_model: str) -> None:
     steps = [["create", "c"], ["sync", "c"], ["rename", "b", "c"]]
     check_against_model(keeper, power_model, steps)
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @pytest.mark.parametrize("sync", ["sync-all", "sync-everything"])
-def test_a_sync_of_everything_leaves_nothing_to_lose_but_what_came_after(
-    keeper: str, power_model: str, sync: str
-) -> None:
+def test_after_a_sync_of_everything_only_later_changes_are_lost(keeper: str, power_model: str, sync: str) -> None:
     before = [["create", "c"], ["append", "c", "kept"], ["append", "a", "kept"], ["unlink", "b"]]
     check_against_model(keeper, power_model, [*before, [sync, ""], ["append", "c", "lost"], ["rename", "a", "b"]])
 
 
 @every_keeper
-def test_a_new_file_that_was_synced_has_its_name_but_for_posix(keeper: str, tmp_path: Path) -> None:
+def test_a_sync_makes_the_name_of_a_new_file_durable_except_under_posix(keeper: str, tmp_path: Path) -> None:
     steps = [["create", "c"], ["append", "c", "kept"], ["sync", "c"]]
     for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
         directory = tmp_path / power_model
@@ -417,7 +415,7 @@ def test_torn_data_is_old_or_new_sector_by_sector(keeper: str, seed: int, offset
 
 
 @every_keeper
-def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> None:
+def test_torn_data_can_keep_any_subset_of_its_sectors(keeper: str, tmp_path: Path) -> None:
     """Of two unsynced sectors either, both or none survive, also the later one alone."""
     found = set()
     for seed in range(40):
@@ -428,7 +426,7 @@ def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> 
             host.run([["write", "a", 0, "n" * 512], ["write", "a", 512, "n" * 512]])
             log = Path(host.undo, "log").read_bytes()
             inode = os.stat(os.path.join(host.data, "a")).st_ino
-        else:  # the same log for another seed: only the number of the file is another one
+        else:  # the same log for another seed, with the inode replaced
             Path(host.data, "a").write_bytes(b"n" * 1024)
             own = os.stat(os.path.join(host.data, "a")).st_ino
             Path(host.undo, "log").write_bytes(
@@ -440,12 +438,10 @@ def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> 
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @pytest.mark.parametrize("is_synced", [False, True])
-def test_one_more_name_of_a_file_is_lost_and_so_is_what_was_written_to_it(
-    keeper: str, power_model: str, is_synced: bool
-) -> None:
-    """It is no new file: changes before it got the name are of it as well."""
+def test_a_hard_link_does_not_make_its_file_a_new_one(keeper: str, power_model: str, is_synced: bool) -> None:
+    """Changes made before the link was created are changes of the same file."""
     steps = [["append", "a", "lost"], ["link", "a", "c"], *([["sync", "a"]] if is_synced else [])]
     check_against_model(keeper, power_model, steps)
 
@@ -462,12 +458,12 @@ WRITTEN = {
     "renameat2": "rename(b'a', b'c', 0)",
     "renameat2 of two": "rename(b'a', b'b', 2)",
 }
-"""What a program may do to file b, open under that name, and to the names beside it."""
+"""Ways to change file b, which is open as `b`, or names in its directory."""
 
 
 @every_keeper
 @pytest.mark.parametrize("how", WRITTEN)
-def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: Path) -> None:
+def test_unsynced_changes_by_rare_calls_are_lost(keeper: str, how: str, tmp_path: Path) -> None:
     first = {"a": b"old a", "b": b"old b"}
     host = Host(str(tmp_path), first, keeper)
     script = (
@@ -486,14 +482,14 @@ def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: 
 
 
 SHIFTED = {"taken out": 0x08, "put in": 0x20}
-"""Modes of fallocate by which a block of a file is, and all that comes behind it moves."""
+"""Modes of fallocate that remove or insert a block of a file, which moves everything behind it."""
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @pytest.mark.parametrize("how", SHIFTED)
 @pytest.mark.parametrize("flag", ["O_RDWR", "O_DSYNC"])
-def test_what_moved_within_a_file_is_back_where_it_was(
+def test_inserting_or_removing_a_block_of_a_file_is_undone(
     keeper: str, power_model: str, how: str, flag: str, tmp_path: Path
 ) -> None:
     block = os.statvfs(tmp_path).f_bsize
@@ -521,7 +517,7 @@ def test_what_moved_within_a_file_is_back_where_it_was(
 
 @every_keeper
 @pytest.mark.parametrize("how", SYNCHRONOUS)
-def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Path) -> None:
+def test_a_synchronous_write_is_durable(keeper: str, how: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
     host.run([["write", "a", 0, "lost"], ["write-through", "b", 0, "kept", how]])
     host.take_back("ext4")
@@ -529,7 +525,7 @@ def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Pat
 
 
 @every_keeper
-def test_what_is_written_at_a_place_of_a_file_that_is_appended_to_is_at_its_end(keeper: str, tmp_path: Path) -> None:
+def test_pwrite_to_a_descriptor_with_o_append_is_logged_at_the_end_of_the_file(keeper: str, tmp_path: Path) -> None:
     """As pwrite does on Linux (man 2 pwrite)."""
     host = Host(str(tmp_path), {"a": b"old a"}, keeper)
     script = (
@@ -547,10 +543,10 @@ def test_what_is_written_at_a_place_of_a_file_that_is_appended_to_is_at_its_end(
 
 @every_keeper
 @pytest.mark.parametrize("how", SYNCHRONOUS)
-def test_a_new_file_that_was_written_synchronously_has_its_name_but_for_posix(
+def test_a_synchronous_write_makes_the_name_of_a_new_file_durable_except_under_posix(
     keeper: str, how: str, tmp_path: Path
 ) -> None:
-    """As with a sync of it; beside it a new file that was written without one, which is lost."""
+    """As a sync of it would; a new file that was written without one is lost."""
     steps = [["create", "c"], ["write-through", "c", 0, "kept", how], ["create", "d"], ["append", "d", "lost"]]
     for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
         directory = tmp_path / power_model
@@ -574,12 +570,12 @@ SYNCHRONOUSLY = {
     "copy_file_range": "os.copy_file_range(a, c, 3, 2)",
     "fallocate": "os.posix_fallocate(c, 0, 3)",
 }
-"""Other ways to write 3 bytes to file c, which is open by O_DSYNC; file a has xyz from its byte 2 on."""
+"""Other ways to write 3 bytes to file c, which is open with O_DSYNC; file a has xyz from its byte 2 on."""
 
 
 @every_keeper
 @pytest.mark.parametrize("how", SYNCHRONOUSLY)
-def test_a_new_file_has_its_name_by_whatever_call_it_was_written_synchronously(
+def test_every_synchronous_write_call_makes_the_name_of_a_new_file_durable(
     keeper: str, how: str, tmp_path: Path
 ) -> None:
     host = Host(str(tmp_path), {"a": b"..xyz"}, keeper)
@@ -594,7 +590,7 @@ def test_a_new_file_has_its_name_by_whatever_call_it_was_written_synchronously(
 
 
 @every_keeper
-def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_path: Path) -> None:
+def test_an_empty_synchronous_write_makes_no_name_durable(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {}, keeper)
     script = (
         "import os, sys\n"
@@ -607,7 +603,7 @@ def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_p
 
 
 @every_keeper
-@every_whole_model
+@every_deterministic_model
 @pytest.mark.parametrize(
     "steps",
     [
@@ -629,7 +625,7 @@ def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_p
         ),
     ],
 )
-def test_of_one_file_a_synchronous_write_keeps_what_is_its_own_and_nothing_of_other_writes(
+def test_a_synchronous_write_makes_no_other_writes_of_its_file_durable(
     keeper: str, power_model: str, steps: list[list[Any]]
 ) -> None:
     check_against_model(keeper, power_model, steps)
@@ -644,10 +640,10 @@ def test_of_one_file_a_synchronous_write_keeps_what_is_its_own_and_nothing_of_ot
         pytest.param("", b"k\0\0k\0", id="nothing"),
     ],
 )
-def test_a_long_log_of_synchronous_writes_is_compacted_and_forgets_nothing(
+def test_a_long_log_of_synchronous_writes_is_compacted_without_loss(
     keeper: str, first: str, begins: bytes, tmp_path: Path
 ) -> None:
-    """File b makes the log long; whether of file c other writes are unsynced decides what may be forgotten."""
+    """File b makes the log long; what may be dropped depends on whether file c has other unsynced writes."""
     host = Host(str(tmp_path), {"b": b""}, keeper)
     script = (
         AT + "c = os.open(at('c'), os.O_CREAT | os.O_WRONLY)\n"
@@ -668,7 +664,7 @@ def test_a_long_log_of_synchronous_writes_is_compacted_and_forgets_nothing(
 
 
 @every_keeper
-def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
+def test_lost_operations_bytes_and_files_are_counted(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"12345"}, keeper)
     host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
     assert host.take_back("ext4") == (2, 6, 1)
@@ -686,7 +682,7 @@ def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
         pytest.param([["create", "c"], ["append", "b", "12345"]], "ext4", (2, 5, 2), id="two files"),
     ],
 )
-def test_a_file_that_has_lost_several_things_is_counted_once(
+def test_a_file_with_several_losses_is_counted_once(
     keeper: str, steps: list[list[Any]], power_model: str, lost: tuple[int, int, int], tmp_path: Path
 ) -> None:
     host = Host(str(tmp_path), {"a": b"1", "b": b"1"}, keeper)
@@ -704,7 +700,7 @@ MAPPED = (
     "{after}\n"
     "mmap.mmap(c, 3 << 12)[:2 << 12] = b'x' * (2 << 12)\n"
 )
-"""Makes a file of 12,288 bytes and writes 8,192 of them by a mapping."""
+"""Makes a file of 12,288 bytes and writes 8,192 of them through a mapping."""
 
 
 @every_keeper
@@ -718,14 +714,14 @@ MAPPED = (
         pytest.param([["truncate", "c", 1 << 20], ["write", "c", 9, "1234"]], "ext4", 4, id="mostly a hole"),
     ],
 )
-def test_a_file_that_is_gone_has_lost_all_of_its_bytes(
+def test_a_lost_file_counts_with_all_of_its_bytes(
     keeper: str, steps: list[list[Any]], power_model: str, size_bytes: int, tmp_path: Path
 ) -> None:
     host = Host(str(tmp_path), {}, keeper)
     host.run([["create", "c"], *steps])
     found = host.cut(power_model)
     assert host.files() == {}
-    if "truncate" in steps[0]:  # what is stored of a file is known by blocks
+    if "truncate" in steps[0]:  # the stored size of a file is known in blocks
         assert size_bytes <= found["bytes"] <= 1 << 16
     else:
         assert found["bytes"] == size_bytes
@@ -733,7 +729,7 @@ def test_a_file_that_is_gone_has_lost_all_of_its_bytes(
 
 
 @every_keeper
-def test_a_directory_that_is_gone_counts_with_the_files_in_it(keeper: str, tmp_path: Path) -> None:
+def test_a_lost_directory_counts_with_the_files_in_it(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {}, keeper)
     script = (
         "import os, sys\n"
@@ -750,7 +746,7 @@ def test_a_directory_that_is_gone_counts_with_the_files_in_it(keeper: str, tmp_p
 
 
 @every_keeper
-def test_a_file_that_is_gone_has_lost_what_was_written_to_it_by_a_mapping(keeper: str, tmp_path: Path) -> None:
+def test_a_lost_file_counts_with_the_bytes_written_through_a_mapping(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {}, keeper)
     host.start(MAPPED.format(before="", after=""), host.data).check_returncode()
     found = host.cut("ext4", mapped=["c"])
@@ -772,7 +768,7 @@ def test_a_file_that_is_gone_has_lost_what_was_written_to_it_by_a_mapping(keeper
         pytest.param("", "", "os.rename(path, sys.argv[1] + '/a')\n", [], {"a": b"1"}, id="gone from an old name"),
     ],
 )  # fmt: skip
-def test_only_what_is_still_there_was_kept_of_mapped_files(
+def test_only_mapped_files_that_still_have_content_are_reported_as_kept(
     keeper: str, before: str, after: str, renamed: str, kept: list[str], left: dict[str, bytes], tmp_path: Path
 ) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
@@ -785,7 +781,7 @@ def test_only_what_is_still_there_was_kept_of_mapped_files(
 
 @every_keeper
 @pytest.mark.parametrize("sync", ["os.fsync(a)", "ctypes.CDLL(None).syncfs(a)"])
-def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, sync: str, tmp_path: Path) -> None:
+def test_a_long_log_is_compacted_without_loss(keeper: str, sync: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"", "b": b"durable"}, keeper)
     script = (
         "import ctypes, os, sys\n"
@@ -803,7 +799,7 @@ def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, sync: str, tmp
 
 
 @every_keeper
-def test_a_directory_that_was_removed_with_its_files_is_back_with_them(keeper: str, tmp_path: Path) -> None:
+def test_a_removed_directory_is_restored_with_its_files(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {}, keeper)
     directory = Path(host.data, "stream")
     directory.mkdir()
@@ -822,7 +818,7 @@ def test_a_directory_that_was_removed_with_its_files_is_back_with_them(keeper: s
 
 @every_keeper
 @pytest.mark.parametrize("is_new", [False, True])
-def test_files_of_a_directory_that_was_renamed_are_found(keeper: str, is_new: bool, tmp_path: Path) -> None:
+def test_unsynced_changes_in_a_renamed_directory_are_undone(keeper: str, is_new: bool, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {}, keeper)
     directory = Path(host.data, "stream")
     if not is_new:
@@ -844,7 +840,7 @@ def test_files_of_a_directory_that_was_renamed_are_found(keeper: str, is_new: bo
 
 
 @every_keeper
-def test_an_attempt_to_unlink_a_directory_does_not_end_the_account(keeper: str, tmp_path: Path) -> None:
+def test_an_attempt_to_unlink_a_directory_does_not_make_the_account_void(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     script = (
         "import os, sys\n"
@@ -863,9 +859,7 @@ def test_an_attempt_to_unlink_a_directory_does_not_end_the_account(keeper: str, 
 
 
 @every_keeper
-def test_a_process_that_writes_beside_the_keeper_makes_the_account_void_or_is_in_it(
-    keeper: str, tmp_path: Path
-) -> None:
+def test_writes_of_a_forked_process_are_in_the_account_or_make_it_void(keeper: str, tmp_path: Path) -> None:
     """The shim keeps the account of one process, the launcher that of all."""
     host = Host(str(tmp_path), {"a": b"1", "b": b"1"}, keeper)
     script = (
@@ -887,12 +881,12 @@ BY_NUMBER = {
     "sync": "call('sync')",
     "msync": "call('msync', ctypes.addressof(ctypes.c_char.from_buffer(mapped)), 4, 4)",
 }
-"""What a program that makes its system calls by their numbers makes file a durable by."""
+"""Ways to make file a durable for a program that makes its system calls by their numbers."""
 
 
 @every_keeper
 @pytest.mark.parametrize("how", BY_NUMBER)
-def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str, tmp_path: Path) -> None:
+def test_system_calls_by_number_are_logged_like_calls_by_name(keeper: str, how: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
     script = (
         "import ctypes, mmap, os, sys\n"
@@ -914,7 +908,7 @@ def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str,
 
 
 @every_keeper
-def test_what_openat2_makes_and_cuts_is_in_the_account(keeper: str, tmp_path: Path) -> None:
+def test_files_that_openat2_creates_or_truncates_are_in_the_account(keeper: str, tmp_path: Path) -> None:
     """By its number, and by its name, which newer C libraries have."""
     host = Host(str(tmp_path), {"a": b"old a"}, keeper)
     number = SYSCALLS[platform.machine()]["openat2"]
@@ -936,8 +930,8 @@ def test_what_openat2_makes_and_cuts_is_in_the_account(keeper: str, tmp_path: Pa
 
 
 @every_keeper
-def test_a_sync_that_is_done_later_makes_the_account_void_or_is_in_it(keeper: str, tmp_path: Path) -> None:
-    """The C library syncs in a thread of its own, by no function of the shim."""
+def test_an_asynchronous_sync_is_in_the_account_or_makes_it_void(keeper: str, tmp_path: Path) -> None:
+    """The C library syncs in a thread of its own, without calling a function of the shim."""
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     script = (
         "import ctypes, os, struct, sys, time\n"
@@ -976,8 +970,8 @@ def test_a_process_that_is_forked_while_a_thread_writes_can_write(keeper: str, t
 
 @every_keeper
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-def test_a_handler_of_a_signal_can_write_while_its_thread_does(keeper: str, tmp_path: Path) -> None:
-    """What a handler in C may do; Python's own run between two calls."""
+def test_a_signal_handler_can_write_while_its_thread_writes(keeper: str, tmp_path: Path) -> None:
+    """As a handler in C may; Python's handlers run between two calls."""
     host = Host(str(tmp_path), {"a": bytes(1 << 20), "b": b""}, keeper)
     source, program = tmp_path / "program.c", tmp_path / "program"
     source.write_text(
@@ -999,7 +993,7 @@ def test_a_handler_of_a_signal_can_write_while_its_thread_does(keeper: str, tmp_
 
 
 @every_keeper
-def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: str, tmp_path: Path) -> None:
+def test_closing_every_descriptor_does_not_close_the_log(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
     script = (
         "import os, sys\n"
@@ -1018,7 +1012,7 @@ def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: 
 
 @every_keeper
 @pytest.mark.parametrize("first_closed", ["at its start", "later"])
-def test_what_a_program_writes_to_a_descriptor_that_it_has_closed_does_not_go_into_the_log(
+def test_writes_to_closed_standard_descriptors_do_not_go_into_the_log(
     keeper: str, first_closed: str, tmp_path: Path
 ) -> None:
     host = Host(str(tmp_path), {"a": b"old a"}, keeper)
@@ -1045,8 +1039,8 @@ def test_what_a_program_writes_to_a_descriptor_that_it_has_closed_does_not_go_in
 
 
 @pytest.mark.parametrize("flag", ["O_RDWR", "O_WRONLY"])
-def test_the_room_that_is_reserved_for_the_log_stays_reserved(flag: str, tmp_path: Path) -> None:
-    """Else a disk that becomes full ends the account of what is on it."""
+def test_the_space_reserved_for_the_log_stays_reserved(flag: str, tmp_path: Path) -> None:
+    """Otherwise the account would end when its disk becomes full."""
     if REASONS["shim"]:
         pytest.skip(REASONS["shim"])
     host = Host(str(tmp_path), {"a": b"old a"}, "shim")
@@ -1071,12 +1065,14 @@ CHANGED_UNDER_A_LOCK = {
     "cut by its path": "os.truncate(path, 100)",
     "cut and written": "os.truncate(path, 100); os.pwrite(other(os.O_WRONLY), b'new', 50)",
 }
-"""What a program may do to a file that it has locked by descriptor a."""
+"""Ways to change a file that the program has locked by descriptor a."""
 
 
 @every_keeper
 @pytest.mark.parametrize("how", CHANGED_UNDER_A_LOCK)
-def test_a_lock_on_a_file_outlasts_a_change_of_it(keeper: str, how: str, tmp_path: Path) -> None:
+def test_logging_a_change_does_not_release_the_program_s_lock_on_the_file(
+    keeper: str, how: str, tmp_path: Path
+) -> None:
     before = bytes(range(256)) * 32 + b"the end"
     host = Host(str(tmp_path), {"a": before}, keeper)
     script = (
@@ -1140,8 +1136,8 @@ def letter_of(pid: int) -> str:
 
 @pytest.mark.skipif(REASONS["shim"] is not None, reason=str(REASONS["shim"]))
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="children are found by /proc")
-def test_who_reads_old_bytes_for_a_program_ends_with_it(tmp_path: Path) -> None:
-    """The next one would find the log locked."""
+def test_the_process_that_reads_old_bytes_for_a_program_ends_with_it(tmp_path: Path) -> None:
+    """Otherwise the next program would find the log locked."""
     host, deadline_s = Host(str(tmp_path), {"a": b""}, "shim"), time.monotonic() + 60
     argv = [sys.executable, "-I", "-S", "-c", CUTS_BY_A_WRITE_ONLY_DESCRIPTOR, host.data]
     environment = os.environ | shim_environment(host.tool, host.control, host.data, undo_path=host.undo)
@@ -1153,7 +1149,7 @@ def test_who_reads_old_bytes_for_a_program_ends_with_it(tmp_path: Path) -> None:
             program.wait()
             with contextlib.suppress(FileNotFoundError):
                 while letter_of(child) not in "ZX":
-                    assert time.monotonic() < deadline_s, "it goes on"
+                    assert time.monotonic() < deadline_s, "the child still runs"
                     time.sleep(0.01)
         finally:
             program.kill()
@@ -1164,7 +1160,7 @@ def test_who_reads_old_bytes_for_a_program_ends_with_it(tmp_path: Path) -> None:
 
 
 @every_keeper
-def test_files_elsewhere_are_left_alone(keeper: str, tmp_path: Path) -> None:
+def test_files_outside_the_data_directory_are_left_alone(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     outside = tmp_path / "outside"
     script = f"open({str(outside)!r}, 'w').write('kept')"
