@@ -281,6 +281,11 @@ def _next_healing(events: Iterable[FaultEvent], waiting: str) -> FaultEvent | No
 class _Failure(str):
     """Why a step failed, in one line."""
 
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        """The text of `error`, after its type, which a RuntimeError does not need: it was raised for its text."""
+        return cls(str(error) if type(error) is RuntimeError and str(error) else f"{type(error).__name__}: {error}")
+
 
 async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T | _Failure:
     """The result of a step, or why it failed. Only the driver's own cancellation and Ctrl-C are raised."""
@@ -292,7 +297,7 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
         went_on = f", and {CANCEL_GRACE_S:g} s more after it was cancelled" if running.was_closed else ""
         return _Failure(f"{str(error) or late}{went_on}")
     except Exception as error:
-        return _Failure(f"{type(error).__name__}: {error}")
+        return _Failure.of(error)
     if not running.was_cancelled:
         return result
     if _is_asked_to_end():  # the step has swallowed the driver's own cancellation
@@ -375,7 +380,7 @@ async def _answer_of(step: Awaitable[_T]) -> _T | _Failure:
             raise
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise
-        return _Failure(f"{type(error).__name__}: {error}")
+        return _Failure.of(error)
 
 
 def _proof_of(outcome: Proof | _Failure) -> Proof:

@@ -425,6 +425,23 @@ def test_a_timeout_raised_by_a_step_itself_is_reported_unchanged(make_target: An
     assert recorder.proofs(INJECT)[0]["detail"] == "could not be injected: not within 20 s"
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("nobody leads"), "nobody leads"),
+        (RuntimeError(), "RuntimeError: "),
+        (KeyError("n1"), "KeyError: 'n1'"),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+    ],
+)
+def test_the_type_of_an_error_is_reported_unless_it_is_only_a_message(
+    error: Exception, reason: str, make_target: Any, run_virtual: Run
+) -> None:
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("inject", error=error)))
+    assert recorder.proofs(INJECT)[0]["detail"] == f"could not be injected: {reason}"
+
+
 class EndsItsOwnTask(Watched):
     """One step cancels and awaits a task of its own, and lets a timeout of its own expire."""
 
