@@ -73,18 +73,21 @@ def test_the_chain_crc_covers_all_previous_entries() -> None:
         parse_entry(one[2].raw, 0, two[1].chain_crc)
 
 
-@pytest.mark.parametrize(
-    ("broken", "problem"),
-    [
-        ([0, 2], "cannot follow"),
-        ([1, 1], "cannot follow"),
-        ([1, 0], "cannot follow"),
-    ],
-)
-def test_entries_with_a_gap_or_a_repetition_are_refused(broken: list[int], problem: str) -> None:
+@pytest.mark.parametrize("broken", [[0, 2], [1, 1], [1, 0]])
+def test_entries_with_a_gap_or_a_repetition_are_refused(broken: list[int]) -> None:
     entries = chain_of(b"a", b"b", b"c")
-    with pytest.raises(BadEntry):
+    with pytest.raises(BadEntry, match="does not match its chain CRC"):
         parse_entries(b"".join(entries[index].raw for index in broken))
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_an_entry_with_a_wrong_index_is_refused(index: int) -> None:
+    first = chain_of(b"a")[0]
+    second = encode_entry(
+        magic=1, index=index, term=first.term, pos=first.end_pos, previous_chain_crc=first.chain_crc, body=b""
+    )
+    with pytest.raises(BadEntry, match=f"entry {index} of term {first.term} cannot follow"):
+        parse_entries(first.raw + second.raw)
 
 
 def test_entries_with_a_decreasing_term_are_refused() -> None:

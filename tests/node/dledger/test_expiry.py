@@ -203,7 +203,7 @@ def test_a_follower_that_fell_behind_restarts_its_log_at_the_leaders_begin(simul
         await group.append_all(leader, b"goes on")
         await group.until(lambda: group[behind].store.committed_index == group[leader].store.committed_index)
         assert group[behind].store.ledger_begin_index == begin
-        assert group.log(behind)[begin:] == group.log(leader)[begin:] or group.log(behind) == group.log(leader)
+        assert group.log(behind) == group.log(leader) != []
         group.kill(behind)
         await group.start(behind)
         await group.append_all(leader, b"and after a restart")

@@ -165,7 +165,7 @@ def test_consecutive_records_decode_and_the_error_names_the_bad_ones_position() 
         (93, b"\x80", "topic length"),
         (95, struct.pack(">h", -1), "properties length"),
         (95, struct.pack(">h", 9), "properties length"),
-        (36, struct.pack(">i", 48), "."),
+        (36, struct.pack(">i", 48), "too short for its hosts"),
         (94, b"\xff", "UTF-8"),
     ],
 )
