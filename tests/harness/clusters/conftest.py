@@ -1,4 +1,4 @@
-"""A run state in a directory of the test's own, waiting on conditions, and hosts behind SSH and Docker."""
+"""Fixtures: a run state of the test's own, waiting for conditions, and hosts behind SSH and Docker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.run_state import RunState
 
 @pytest.fixture
 def run_state(tmp_path: Path) -> Iterator[RunState]:
-    # Tests whose truncated names are the same may run at the same time, each in a first directory of its own.
+    # Concurrent tests may have directories of the same name, as it is truncated and numbered per process.
     run = RunState.create(f"test-{tmp_path.name}-{os.getpid()}", state_root=str(tmp_path / "states"))
     yield run
     run.close()
@@ -62,7 +62,7 @@ class SshMachines:
     namespace: str
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on a loop whose thread, and the threads it starts, are where the machines are reached."""
+        """Run a coroutine on a loop whose thread, and the threads it starts, are in the network of the machines."""
         with entered(self.namespace):
             asyncio.run(main)
 
@@ -103,7 +103,7 @@ class Engine:
     image_log: str
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine where the engine's containers are reached."""
+        """Run a coroutine in the network of the engine's containers."""
         with entered(self.namespace):
             asyncio.run(main)
 

@@ -30,7 +30,7 @@ async def main(run_id: str, state_root: str, work_dir: str, hosts: str) -> None:
             node_count=2, run=run, work_dir=work_dir, ports=[7000], extra_hosts=["ns1"], inventory=hosts
         )
     if why_no_shim() is None:
-        stall = "stall" if hosts == "docker" else "freeze"  # a process that waits for it cannot be killed
+        stall = "stall" if hosts == "docker" else "freeze"  # a process that waits in a freeze cannot be killed
         cluster.prepare({("clocks", "wall"), ("disks", stall), ("disks", "power"), ("links", "delay")})
     await cluster.start()
     await cluster.spawn("n1", Program(name="sleep", argv=["sleep", "600"], log_name="sleep.log"))
@@ -39,7 +39,7 @@ async def main(run_id: str, state_root: str, work_dir: str, hosts: str) -> None:
         await cluster.clocks.skew("f2", {"n1": ClockSkew(offset_ms=3_600_000)})
         await cluster.disks.impair("f3", {"n2": DiskFault(kind=stall)})
         await cluster.links.shape("f4", {Link("n1", "n2"): LinkShape(delay_ms=100)})
-        # This one waits for its disk until it is killed.
+        # This program waits for its disk until it is killed.
         code = f"import os; os.open({cluster.data_dir('n2') + '/x'!r}, os.O_CREAT | os.O_WRONLY)"
         await cluster.spawn("n2", Program(name="w", argv=[cluster.python("n2"), "-c", code], log_name="w.log"))
     print(json.dumps({"up": True}), flush=True)

@@ -14,7 +14,7 @@ __all__ = ["expect_ipv6_is_closed"]
 
 PORT = 7999
 
-SAY_TO_ALL = """
+SEND_TO_ALL = """
 import socket, sys, time
 with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
     device = socket.if_nametoindex("eth0")
@@ -23,16 +23,16 @@ with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
         try:
             sender.sendto(b"x" * 52, ("ff02::1", int(sys.argv[1]), 0, device))
             break
-        except OSError:  # its address is not tried out yet
+        except OSError:  # its address is still tentative
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
 """
-"""Sends to all neighbours over IPv6, which needs no neighbour's address first."""
+"""Sends to all neighbours by IPv6 multicast, which requires no neighbour discovery."""
 
 
 async def expect_ipv6_is_closed(cluster: Any) -> None:
-    """With three hosts: what n1 sends to all over IPv6 disproves no cut, unless the rule that stops it is removed."""
+    """On three hosts: IPv6 multicast from n1 disproves a cut only once the rule that drops it is removed."""
     target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
     planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
 
@@ -44,7 +44,7 @@ async def expect_ipv6_is_closed(cluster: Any) -> None:
     async def proofs() -> tuple[Proof, Proof]:
         """The proofs of a cut that is in force when n1 sends."""
         await PARTITION.inject(target, planned)
-        assert await cluster.run("n1", [cluster.python("n1"), "-c", SAY_TO_ALL, str(PORT)]) == (0, "", "")
+        assert await cluster.run("n1", [cluster.python("n1"), "-c", SEND_TO_ALL, str(PORT)]) == (0, "", "")
         proof, met = await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)
         await PARTITION.heal(target, planned)
         return proof, met

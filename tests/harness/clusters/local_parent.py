@@ -16,8 +16,8 @@ async def main(state_root: str, work_dir: str) -> None:
     await cluster.start()
     sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
     sleepers = [await cluster.spawn(host, sleeper) for host in cluster.hosts]
-    giving_away = ["sh", "-c", "(env -i setsid sleep 601 &); exec sleep 600"]
-    sleepers.append(await cluster.spawn("n1", Program(name="wrapper", argv=giving_away, log_name="log")))
+    daemonising = ["sh", "-c", "(env -i setsid sleep 601 &); exec sleep 600"]
+    sleepers.append(await cluster.spawn("n1", Program(name="wrapper", argv=daemonising, log_name="log")))
     while not (strays := (await cluster.agent("n1").request("strays"))["strays"]):  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.01)
     await cluster.network.cut("f1", {"n1": frozenset({"n2"})})

@@ -1,4 +1,4 @@
-"""Clocks, disks, power and links of hosts with agents: what faults do to programs there, and that healing undoes it."""
+"""Faults of clocks, disks, power and links on hosts with agents: their effect on programs, and healing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Scenario = Callable[[Any], Awaitable[None]]
 def with_cluster(
     tmp_path: Path, place: Any, cluster_class: Any, scenario: Scenario, hosts: int = 3, **options: Any
 ) -> None:
-    """Run `scenario` on started hosts that are equipped for everything."""
+    """Run `scenario` on started hosts that are prepared for every fault they support."""
 
     async def body() -> None:
         run = RunState.create(f"tf{os.getpid()}-{tmp_path.name[-12:]}", state_root=str(tmp_path / "state"))
@@ -65,7 +65,7 @@ def with_cluster(
 
 
 async def printed(cluster: Any, host: str, code: str) -> str:
-    """What a program of the host prints in which the host's faults are."""
+    """The output of a program on the host, which the host's faults affect."""
     process = await cluster.spawn(host, Program(name="p", argv=[cluster.python(host), "-c", code], log_name="p.log"))
     assert await asyncio.wait_for(process.wait(), 60) == 0
     _, output, _ = await cluster.run(host, ["tail", "-n", "1", f"{cluster.data_dir(host)}/../logs/p.log"])
@@ -90,7 +90,7 @@ time.sleep(600)
 
 
 async def clocks(cluster: Any) -> None:
-    """An hour on one host, nothing on another; and back."""
+    """Skew the clock of one host by an hour, which leaves another host alone, and release it."""
     await cluster.clocks.skew("f1", {"n1": ClockSkew(offset_ms=3_600_000)})
     assert 3500 < float(await printed(cluster, "n1", CLOCK)) - time.time() < 3700
     assert abs(float(await printed(cluster, "n2", CLOCK)) - time.time()) < 100
@@ -101,7 +101,7 @@ async def clocks(cluster: Any) -> None:
 
 
 async def disks(cluster: Any) -> None:
-    """A disk that fails, one that stalls, one that loses what was not synced, and one that flips a bit."""
+    """Disk errors, a stall, a power cut and a flipped bit."""
     faults = {"n1": DiskFault(kind="error-write"), "n2": DiskFault(kind="stall-fsync")}
     await cluster.disks.impair("f1", faults)
     first, second, third = [await cluster.disks.probe(host, timeout_s=5.0) for host in ("n1", "n2", "n3")]
@@ -130,7 +130,7 @@ async def disks(cluster: Any) -> None:
 
 
 async def file_systems(cluster: Any) -> None:
-    """One that freezes, one without space, one that is shut down; and one that loses what was not written."""
+    """Freeze, fill and shut down file systems; crash one, which loses what was not written."""
     faults = {"n1": DiskFault(kind="freeze"), "n2": DiskFault(kind="fill"), "n3": DiskFault(kind="shutdown")}
     await cluster.disks.impair("f1", faults)
     first, second, third = [await cluster.disks.probe(host, timeout_s=2.0) for host in ("n1", "n2", "n3")]
@@ -156,7 +156,7 @@ async def file_systems(cluster: Any) -> None:
 
 
 async def links(cluster: Any) -> None:
-    """Packets that are late, lost, doubled, out of order, or come slowly."""
+    """Delayed, lost, duplicated, reordered and throttled packets."""
 
     async def measure(count: int = 60, size_bytes: int = 64) -> Any:
         return await cluster.links.measure([THERE, BACK, OTHER], count=count, size_bytes=size_bytes, timeout_s=3.0)
@@ -183,7 +183,7 @@ async def links(cluster: Any) -> None:
     await shaping.shape("f2", {THERE: LinkShape(rate_bytes_per_s=50_000)})
     seen = await measure(count=25, size_bytes=1000)
     assert seen[THERE].seconds >= 0.4
-    # What TCP hands the kernel is far larger than a packet, and comes through whole.
+    # TCP hands the kernel segments far larger than a packet, which must arrive intact.
     ip, port = cluster.address_from("n1", "n2", 7000).split(":")
     take = (
         f"import hashlib, socket; c, _ = socket.create_server(('{ip}', {port})).accept(); h = hashlib.sha256()\n"
@@ -209,8 +209,8 @@ async def links(cluster: Any) -> None:
         await shaping.shape("f3", {Link("n1", "n9"): LinkShape(delay_ms=1)})
 
 
-async def relay_that_ends(cluster: Any) -> None:
-    """Its links are dead by then; healing them needs no relay, and shaping others says that there is none."""
+async def killed_relay(cluster: Any) -> None:
+    """The links of a killed relay can be healed without it, and new shapes are refused."""
     shaping, shaper = cluster.links, cluster.links._shaper
     if isinstance(shaper, FirstChoice):
         return  # the kernel shapes: there is no relay to end
@@ -244,7 +244,7 @@ while os.path.getsize(sys.argv[1]) <= begin + len("line"):
 
 
 async def launched(cluster: Any) -> None:
-    """A program behind a shell, which might execute anything, meets the same by the launcher."""
+    """Faults reach a program behind a shell, which might execute anything, through the launcher."""
     python, data = cluster.python("n1"), cluster.data_dir("n1")
     argv = ["sh", "-c", f"exec {shlex.join([python, '-c', LOOP, data])}"]
     process = await cluster.spawn("n1", Program(name="l", argv=argv, log_name="l.log"))
@@ -275,14 +275,14 @@ async def launched(cluster: Any) -> None:
 
 
 async def everything(cluster: Any) -> None:
-    for part in (clocks, disks, links, relay_that_ends, launched):
+    for part in (clocks, disks, links, killed_relay, launched):
         await part(cluster)
 
 
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_faults_on_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> None:
+def test_faults_take_effect_and_heal_on_ssh_machines(tmp_path: Path, ssh_machines: Any) -> None:
     async def and_file_systems(cluster: Any) -> None:
         await everything(cluster)
         await file_systems(cluster)
@@ -298,18 +298,18 @@ def test_faults_on_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> Non
 @pytest.mark.docker
 @pytest.mark.root
 @on_engine
-def test_faults_in_containers(tmp_path: Path, docker_engine: Any) -> None:
+def test_faults_take_effect_and_heal_in_containers(tmp_path: Path, docker_engine: Any) -> None:
     with_cluster(tmp_path, docker_engine, DockerCluster, everything)
 
 
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_a_build_that_does_not_load_is_built_there(
+def test_a_shim_that_does_not_load_on_a_machine_is_built_there(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on another processor: one built in advance for it does, or the host's compiler builds it, or its absence is
-    named."""
+    """As on another processor: a prebuilt shim is used, or the machine's compiler builds one, or the missing compiler
+    is reported."""
     library = build_shim()
     monkeypatch.setattr(agent_shim, "build_shim", lambda: b"\x7fELF of another kind")
     monkeypatch.setattr(agent_shim, "prebuilt_shim", {}.get)
@@ -327,7 +327,7 @@ def test_a_build_that_does_not_load_is_built_there(
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_a_kernel_that_cannot_hold_packets_back_is_named(
+def test_a_machine_that_cannot_hold_packets_back_is_refused(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_links, "_ASIDE", "a-name-that-is-too-long")
@@ -341,7 +341,7 @@ PACKETS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1000)), max_size=
 
 
 @given(PACKETS, st.integers(-(10**12), 10**12))
-def test_a_measure_is_the_same_whatever_the_clocks_say(packets: list[tuple[int, int]], ahead_ns: int) -> None:
+def test_link_measurements_do_not_depend_on_clock_offsets(packets: list[tuple[int, int]], ahead_ns: int) -> None:
     sent_ns = [1_000_000 + number for number in range(10)]
     plain = [(number, sent_ns[number] + late) for number, late in packets]
     shifted = [(number, at_ns + ahead_ns) for number, at_ns in plain]
@@ -355,7 +355,7 @@ def test_a_measure_is_the_same_whatever_the_clocks_say(packets: list[tuple[int, 
     assert all(delay_ms <= 0.001 for delay_ms in measured.delays_ms)
 
 
-def test_what_a_container_cannot_have_is_said_so() -> None:
+def test_missing_abilities_of_containers_are_reported_with_a_remedy() -> None:
     said = DockerCluster.missing("disks", "freeze")
     assert said is not None and "use --cluster netns" in said and "\n" not in said
     assert DockerCluster.missing("links", "loss") is None and SshCluster.missing("disks", "freeze") is None
@@ -364,7 +364,7 @@ def test_what_a_container_cannot_have_is_said_so() -> None:
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_forms_that_need_loop_devices_are_left_out_where_a_machine_has_none(
+def test_variants_that_need_loop_devices_are_omitted_where_a_machine_has_none(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inventory = str(ssh_machines.inventory)
@@ -381,13 +381,13 @@ def test_forms_that_need_loop_devices_are_left_out_where_a_machine_has_none(
 
     assert usable() == ({"fsync", "all", "freeze"}, [])
     monkeypatch.setattr(ssh_connection, "_LOOP_TRIAL", "echo 'losetup: cannot find an unused loop device' >&2; exit 1")
-    forms, [problem] = usable()
-    assert forms == {"fsync", "all"}
+    modes, [problem] = usable()
+    assert modes == {"fsync", "all"}
     assert problem.endswith("scripts/provision.sh to install what is missing") and "unused loop device" in problem
     assert "\n" not in problem
 
 
-def test_machines_that_cannot_be_asked_are_named_when_they_are_taken() -> None:
+def test_an_unreachable_machine_is_not_reported_as_lacking_file_systems() -> None:
     nowhere = SshHost(name="n1", hostname="127.0.0.1", port=1)
     assert ssh_connection.why_no_file_systems([nowhere]) is None and ssh_connection.why_no_file_systems([]) is None
 
@@ -395,7 +395,7 @@ def test_machines_that_cannot_be_asked_are_named_when_they_are_taken() -> None:
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_a_machine_without_loop_devices_is_named(
+def test_a_machine_without_loop_devices_is_refused_at_the_start(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_file_systems, "_MAKE", "echo 'mount: failed to setup loop device' >&2; exit 32")

@@ -24,7 +24,7 @@ INVENTORY = '[hosts.n1]\nhostname = "192.0.2.1"\n[hosts.n2]\nhostname = "192.0.2
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The line by which `harness run` refuses what it is told; no state of a run is left by then."""
+    """The one-line error of a refused `harness run`, which leaves no run state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "states"))
 
@@ -37,7 +37,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         assert status == 254, said
         assert "Traceback" not in said
         [line] = [line for line in said.splitlines() if line.startswith("harness: ")]
-        assert said.endswith(f"{line}\n"), "it is one line"
+        assert said.endswith(f"{line}\n"), "the error is the last line"
         assert not Path("states").exists() or os.listdir("states") == []
         return line
 
@@ -59,7 +59,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (INVENTORY, ["--image", "x"], "--image: not an option of cluster ssh, which takes --inventory"),
     ],
 )
-def test_what_is_wrong_without_any_host(
+def test_bad_inventories_and_options_are_refused_before_connecting(
     inventory: str | None, words: list[str], expected: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     given = ["--cluster", "ssh", "--nodes", "2"]
@@ -69,7 +69,9 @@ def test_what_is_wrong_without_any_host(
     assert expected in refused(*given, *words)
 
 
-def test_no_docker_engine(tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_docker_engine_is_refused_with_a_remedy(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     said = refused("--cluster", "docker", "--nemesis", "link")
     assert f"docker: no engine answers at unix://{tmp_path}/none: start it (systemctl start docker)" in said
@@ -81,7 +83,9 @@ OTHER_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIHdAmSVSXYdhYqLAIMDDqQDJ5tSXbTjnrjmvkqMTJQ1
 @pytest.mark.ssh
 @pytest.mark.root
 @on_machines
-def test_what_is_wrong_with_hosts(tmp_path: Path, ssh_machines: Any, refused: Callable[..., str]) -> None:
+def test_unusable_machines_are_refused_with_a_remedy(
+    tmp_path: Path, ssh_machines: Any, refused: Callable[..., str]
+) -> None:
     good = ssh_machines.inventory.read_text()
     (tmp_path / "known_hosts").write_text(f"10.78.0.1 ssh-ed25519 {OTHER_KEY}\n")
     known = f'known_hosts = "{tmp_path}/known_hosts"'
@@ -96,7 +100,7 @@ def test_what_is_wrong_with_hosts(tmp_path: Path, ssh_machines: Any, refused: Ca
     assert "n2: cannot connect to 10.78.0.2:23" in said(good.replace('"10.78.0.2"', '"10.78.0.2"\nport = 23'))
     changed = said(re.sub("known_hosts = .*", known, good))
     assert "n1: the host key of 10.78.0.1 has changed" in changed and "ssh-keygen -f" in changed
-    # The lab's Python is root's alone; these users have the system's.
+    # Only root may use the lab's Python; these users have the system's.
     plain = re.sub("python = .*", "", good.replace('user = "root"', 'user = "plain"'))
     without = said(plain)
     assert "user plain cannot use sudo without a password" in without and "provision.sh --sudo plain" in without

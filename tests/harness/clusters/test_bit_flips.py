@@ -1,4 +1,4 @@
-"""Bits that faults flip in the files of a local host: two of them at a time."""
+"""Two flipped bits at a time in the files of a local host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE, TWO = 1 << 5, 1 << 6
 
 
 @pytest.mark.parametrize("first", ["f1", "f2"])
-def test_two_bits_of_one_byte_are_read_and_put_back_each_for_itself(tmp_path: Path, first: str) -> None:
+def test_two_flipped_bits_of_one_byte_are_counted_and_restored_separately(tmp_path: Path, first: str) -> None:
     async def scenario(cluster: LocalCluster) -> None:
         disks, file = cluster.disks, Path(cluster.data_dir("n1")) / "vote"
         file.write_bytes(b"abc")
@@ -36,9 +36,9 @@ def test_two_bits_of_one_byte_are_read_and_put_back_each_for_itself(tmp_path: Pa
         await read()
         await disks.flip_bit("f2", "n1", files="vote", place=0.5, bit=6)
         assert file.read_bytes() == bytes([ord("a"), ord("b") ^ ONE ^ TWO, ord("c")])
-        assert await reads() == (1, None), "what was read before the second flip has not met it"
+        assert await reads() == (1, None), "reads before the second flip do not count for it"
         await read()
-        assert await reads() == (1, 1), "the shim looks at one bit at a time: the last one"
+        assert await reads() == (1, 1), "the shim watches one bit at a time: the last one flipped"
         await disks.release(first)
         left = TWO if first == "f1" else ONE
         assert file.read_bytes() == bytes([ord("a"), ord("b") ^ left, ord("c")])

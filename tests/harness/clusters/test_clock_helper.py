@@ -1,4 +1,4 @@
-"""The helper of a machine's real clock, against clocks of the test's own: no test sets this machine's."""
+"""The clock helper on fake clocks: no test sets the clock of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 
 
 class Machine:
-    """A machine's clocks. The wall clock goes on by itself after it was set."""
+    """The fake clocks of a machine. The wall clock keeps running after it was set."""
 
     def __init__(self) -> None:
         self.boot_ns = 50 * SECOND
@@ -31,7 +31,7 @@ class Machine:
         self.boot_id = "first"
 
     def reboot(self) -> None:
-        """Its battery has kept the right time, which it takes for a second."""
+        """Reboot within a second; the battery-backed clock has kept the right time."""
         right_ns = self.wall_ns() + SECOND
         self.boot_id, self.boot_ns = "second", SECOND
         self.ahead_ns = right_ns - self.boot_ns
@@ -52,14 +52,14 @@ class Machine:
             self.ahead_ns = at_ns - self.boot_ns
 
 
-async def moved(machine: Machine, from_ns: int) -> None:
-    """Until somebody has moved the wall clock, in the helper's own time."""
+async def until_moved(machine: Machine, from_ns: int) -> None:
+    """Wait until the helper has set the wall clock."""
     async with asyncio.timeout(20):
-        while machine.ahead_ns == from_ns:  # noqa: ASYNC110 - the helper tells nobody
+        while machine.ahead_ns == from_ns:  # noqa: ASYNC110 - the helper sends no event
             await asyncio.sleep(0)
 
 
-def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
+def test_skews_add_up_and_the_true_time_is_restored_on_release(tmp_path: Path) -> None:
     async def body() -> None:
         machine = Machine()
         true_ns, helper = machine.ahead_ns, machine.helper()
@@ -70,7 +70,7 @@ def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
         await helper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 3_600_000}})
         await helper.skew({"fault": "bump", "skew": {**NOTHING, "offset_ms": -1500}})
         assert machine.ahead_ns - true_ns == 3_598_500 * 1_000_000
-        # Another helper, after the first was killed, knows what is true from the file.
+        # Another helper, after the first was killed, reads the true time from the file.
         other = machine.helper()
         await other.open({"base": str(tmp_path / "clock.base")})
         await other.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 1000}})
@@ -86,20 +86,20 @@ def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
-def test_a_clock_that_drifts_or_swings_is_moved_until_it_is_released(tmp_path: Path) -> None:
+def test_a_drifting_or_strobing_clock_is_set_until_it_is_released(tmp_path: Path) -> None:
     async def body() -> None:
         machine = Machine()
         true_ns, helper = machine.ahead_ns, machine.helper()
         await helper.open({"base": str(tmp_path / "clock.base")})
         await helper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
         machine.boot_ns += 4 * SECOND
-        await moved(machine, true_ns)
+        await until_moved(machine, true_ns)
         assert machine.ahead_ns - true_ns == 2 * SECOND
         await helper.skew({"fault": "swing", "skew": {**NOTHING, "strobe_ms": 700, "strobe_period_ms": 100}})
         await helper.release({"fault": "drift"})
         assert machine.ahead_ns == true_ns
         machine.boot_ns += 60_000_000
-        await moved(machine, true_ns)
+        await until_moved(machine, true_ns)
         assert machine.ahead_ns - true_ns == 700_000_000
         await helper.release_all({})
         machine.boot_ns += 60_000_000
@@ -110,7 +110,7 @@ def test_a_clock_that_drifts_or_swings_is_moved_until_it_is_released(tmp_path: P
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-900_000, 900_000), st.integers(0, 10**14))
-def test_rates_add_up_from_the_begin(offset_ms: int, rate_ppm: int, elapsed_ns: int) -> None:
+def test_a_skew_grows_by_its_rate_from_its_offset(offset_ms: int, rate_ppm: int, elapsed_ns: int) -> None:
     skew = {**NOTHING, "offset_ms": offset_ms, "rate_ppm": rate_ppm}
     assert skew_ns(skew, 0) == offset_ms * 1_000_000
     added_ns = skew_ns(skew, elapsed_ns) - offset_ms * 1_000_000
@@ -118,7 +118,7 @@ def test_rates_add_up_from_the_begin(offset_ms: int, rate_ppm: int, elapsed_ns: 
 
 
 def restore(machine: Machine, base: Path) -> None:
-    """What `harness clean` does on the machine."""
+    """Run the script that `harness clean` runs on the machine."""
     boot_id = base.with_name("boot_id")
     boot_id.write_text(f"{machine.boot_id}\n")
     script = re.sub(r"time\.clock_settime_ns\(time\.CLOCK_REALTIME, (.*)\)\n", r"settle(\1)\n", RESTORE_SCRIPT)
@@ -129,18 +129,18 @@ def restore(machine: Machine, base: Path) -> None:
     exec(script, {"settle": machine.set_wall, "boot_ns": machine.boot_ns})
 
 
-def test_what_is_left_of_a_killed_helper_is_set_right_once(tmp_path: Path) -> None:
+def test_the_skew_left_by_a_killed_helper_is_corrected_exactly_once(tmp_path: Path) -> None:
     base = tmp_path / "clock.base"
     machine = Machine()
     asyncio.run(machine.helper().open({"base": str(base)}))
     true_ns = machine.ahead_ns
-    for wrong_ns, right_ns in ((12345, true_ns), (777, true_ns + 777)):  # the second time nothing is left
+    for wrong_ns, right_ns in ((12345, true_ns), (777, true_ns + 777)):  # there is nothing to correct the second time
         machine.ahead_ns = true_ns + wrong_ns
         restore(machine, base)
         assert machine.ahead_ns == right_ns and not base.exists()
 
 
-def test_a_clock_that_is_right_since_the_machine_was_started_anew_stays_so(tmp_path: Path) -> None:
+def test_restoring_after_a_reboot_leaves_the_correct_clock_alone(tmp_path: Path) -> None:
     base = tmp_path / "clock.base"
     machine = Machine()
     asyncio.run(machine.helper().open({"base": str(base)}))
@@ -150,7 +150,7 @@ def test_a_clock_that_is_right_since_the_machine_was_started_anew_stays_so(tmp_p
     assert machine.ahead_ns == true_ns and not base.exists()
 
 
-def test_a_helper_learns_what_is_true_anew_since_the_machine_was_started_anew(tmp_path: Path) -> None:
+def test_a_helper_records_the_true_time_again_after_a_reboot(tmp_path: Path) -> None:
     async def body() -> None:
         base = tmp_path / "clock.base"
         machine = Machine()
@@ -166,8 +166,8 @@ def test_a_helper_learns_what_is_true_anew_since_the_machine_was_started_anew(tm
     asyncio.run(body())
 
 
-class Shim:
-    """The clocks that cannot really be set."""
+class FakeShim:
+    """The skews that the shim was asked for."""
 
     def __init__(self) -> None:
         self.skewed: dict[str, Mapping[str, ClockSkew]] = {}
@@ -185,7 +185,7 @@ class Shim:
         return f"{'monotonic' if monotonic else 'wall'} of {host} is out of reach"
 
 
-class Keeper:
+class FakeHelper:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
@@ -194,9 +194,9 @@ class Keeper:
         return {}
 
 
-def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims() -> None:
+def test_the_shim_skews_monotonic_clocks_and_hosts_without_their_own_clock() -> None:
     async def body() -> None:
-        shim, helpers = Shim(), {"n1": Keeper(), "n2": Keeper()}
+        shim, helpers = FakeShim(), {"n1": FakeHelper(), "n2": FakeHelper()}
         clocks = AgentClocks(helpers, {}, shim)  # type: ignore[arg-type]
         wall, monotonic = ClockSkew(offset_ms=5), ClockSkew(rate_ppm=5, affects_monotonic=True)
         await clocks.skew("f", {"n1": wall, "n2": monotonic, "n3": wall})
@@ -229,5 +229,5 @@ def test_hosts_that_share_a_clock_are_refused() -> None:
     ):
         with pytest.raises(ClusterUnavailable, match=f"shares its clock with {other}: set clock = "):
             asyncio.run(
-                AgentClocks.prepared(links, shim=Shim())  # type: ignore[arg-type]
+                AgentClocks.prepared(links, shim=FakeShim())  # type: ignore[arg-type]
             )

@@ -1,4 +1,4 @@
-"""The docker cluster on an engine in a namespace of its own: hosts, cuts, runs side by side, and what is left."""
+"""The docker cluster on an engine in its own namespace: hosts, cuts, concurrent runs and cleanup."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_cluster(
     scenario: Callable[[DockerCluster], Awaitable[None]],
     capabilities: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Run `scenario` on a started cluster, take it down, and see that nothing is left in the engine."""
+    """Run `scenario` on a started cluster, stop it, and check that nothing is left in the engine."""
 
     async def body() -> None:
         run, cluster = make(tmp_path)
@@ -87,7 +87,7 @@ async def passing(cluster: DockerCluster, timeout_s: float = 0.25) -> set[Link]:
 
 @pytest.mark.root
 @on_engine
-def test_cuts_programs_files_and_what_is_left(tmp_path: Path, docker_engine: Any) -> None:
+def test_containers_support_cuts_programs_and_files(tmp_path: Path, docker_engine: Any) -> None:
     async def scenario(cluster: DockerCluster) -> None:
         network = cluster.network
         assert await passing(cluster, 5.0) == set(LINKS)
@@ -114,7 +114,7 @@ def test_cuts_programs_files_and_what_is_left(tmp_path: Path, docker_engine: Any
             writer.close()
             assert await process.wait() == 0
         assert await cluster.run("n2", ["hostname"]) == (0, "n2\n", "")
-        orphan = "(sh -c 'sleep 0.1' &) ; exit 0"  # comes to the container's first process, which must wait for it
+        orphan = "(sh -c 'sleep 0.1' &) ; exit 0"  # inherited by the container's first process, which must reap it
         await cluster.run("n2", ["sh", "-c", orphan])
         async with asyncio.timeout(20):
             look = ["sh", "-c", "while cat /proc/[0-9]*/stat 2>/dev/null | grep -q '(sleep)'; do :; done"]
@@ -130,7 +130,7 @@ LOOKS_UP = "import socket; print(socket.gethostbyname('n2'))"
 
 @pytest.mark.root
 @on_engine
-def test_names_that_are_gone_or_wrong_reach_the_programs_of_a_container(
+def test_missing_and_wrong_names_reach_the_programs_of_a_container(
     tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def all_run(*_: Any, **__: Any) -> Any:
@@ -172,7 +172,7 @@ def test_names_that_are_gone_or_wrong_reach_the_programs_of_a_container(
 
 @pytest.mark.root
 @on_engine
-def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Path, docker_engine: Any) -> None:
+def test_concurrent_runs_are_isolated_and_a_dead_container_keeps_its_files(tmp_path: Path, docker_engine: Any) -> None:
     async def scenario(outer: DockerCluster) -> None:
         run, inner = make(tmp_path, f"{RUN}-2", count=1)
         await inner.start()
@@ -187,7 +187,7 @@ def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Pa
             assert await process.wait() == -9
         with pytest.raises(HarnessError, match="the agent on this host has ended") as caught:
             await inner.stop()
-        # Its data could not be fetched, so that they stay where they are.
+        # Its data could not be fetched, so the container is kept.
         left = f"sb-{RUN}-2-n1"
         assert str(caught.value).startswith("the files of n1 could not be fetched and are still in stopped containers")
         assert [claim.ident for claim in run.claims] == [left] and not run.close()
@@ -209,7 +209,7 @@ def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Pa
 
 @pytest.mark.root
 @on_engine
-def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, docker_engine: Any) -> None:
+def test_clean_removes_containers_and_networks_of_a_killed_harness(tmp_path: Path, docker_engine: Any) -> None:
     state_root, parent = str(tmp_path / "state"), Path(__file__).with_name("hosts_parent.py")
     run_id = f"{RUN}-dead"
     argv = ["nsenter", f"--net={docker_engine.namespace}", sys.executable, str(parent)]
@@ -240,10 +240,10 @@ def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, docker_engine: Any
 
 @pytest.mark.root
 @on_engine
-def test_containers_do_not_meet_over_ipv6_where_the_engine_gives_it(
+def test_ipv6_that_the_engine_enables_does_not_connect_containers(
     tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As newer engines can be told to do for every network."""
+    """As newer engines can be configured to do for every network."""
 
     def with_ipv6(engine: DockerEngine, name: str, run_id: str) -> None:
         argv = ["network", "create", "--internal", "--ipv6", "--subnet", "fd00:5b1a:7::/64"]
@@ -254,7 +254,7 @@ def test_containers_do_not_meet_over_ipv6_where_the_engine_gives_it(
     with_cluster(tmp_path, docker_engine, expect_ipv6_is_closed)
 
 
-SAY = """
+SEND_UDP = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     sender.sendto(bytes(24), (sys.argv[1], 7999))
@@ -263,7 +263,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 
 @pytest.mark.root
 @on_engine
-def test_what_hosts_say_to_each_other_on_a_second_network_disproves_cuts(
+def test_traffic_on_a_second_network_disproves_a_cut(
     tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second, start = f"second-{RUN}", DockerEngine.start_container
@@ -285,7 +285,7 @@ def test_what_hosts_say_to_each_other_on_a_second_network_disproves_cuts(
         planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
         await PARTITION.inject(target, planned)
         assert (await PARTITION.prove(target, planned)).proven
-        assert await cluster.run("n1", ["python3", "-c", SAY, second_of["n2"]]) == (0, "", "")
+        assert await cluster.run("n1", ["python3", "-c", SEND_UDP, second_of["n2"]]) == (0, "", "")
         for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
             assert not proof.proven
             assert re.fullmatch(
@@ -305,7 +305,7 @@ def test_what_hosts_say_to_each_other_on_a_second_network_disproves_cuts(
 
 @pytest.mark.root
 @on_engine
-def test_an_image_that_is_not_there_or_lacks_what_faults_need(tmp_path: Path, docker_engine: Any) -> None:
+def test_a_missing_or_incomplete_image_is_refused_with_a_remedy(tmp_path: Path, docker_engine: Any) -> None:
     with pytest.raises(ClusterUnavailable, match="there is no image no-such-image: pull it"):
         DockerCluster.require(image="no-such-image")
     DockerCluster.require(image=HOST_IMAGE)
@@ -322,14 +322,16 @@ def test_an_image_that_is_not_there_or_lacks_what_faults_need(tmp_path: Path, do
 
 
 async def expect_refusal(tmp_path: Path, said: str) -> None:
-    """An image that is called sb-bare cannot be a host."""
+    """Expect that the image sb-bare is refused."""
     run, cluster = make(tmp_path, f"{RUN}-bare", image="sb-bare", count=1)
     with pytest.raises(ClusterUnavailable, match=said):
         await cluster.start()
     assert run.claims == () and run.close()
 
 
-def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_or_client_library_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(ClusterUnavailable, match=r"no engine answers at unix://.*none\.sock: start it") as caught:
         DockerCluster.require()
@@ -339,7 +341,7 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
         DockerCluster.require()
 
 
-def test_an_engine_that_is_away_keeps_what_it_has_claimed(tmp_path: Path) -> None:
+def test_containers_of_an_unreachable_engine_stay_claimed(tmp_path: Path) -> None:
     run = RunState.create(f"{RUN}-away", state_root=str(tmp_path))
     run.claim("container", f"sb-{RUN}-away-n1", engine=f"unix://{tmp_path}/none.sock")
     assert not run.close()

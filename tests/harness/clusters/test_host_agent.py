@@ -104,7 +104,7 @@ def with_host(tmp_path: Path, scenario: Callable[[Host], Awaitable[None]]) -> Ho
     return host
 
 
-def test_commands_run_once_whatever_the_connection_does(tmp_path: Path) -> None:
+def test_a_command_runs_exactly_once_although_its_connection_breaks(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         count = tmp_path / "count"
         assert await host.link.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin="in") == (3, "in", "err\n")
@@ -123,7 +123,7 @@ def test_commands_run_once_whatever_the_connection_does(tmp_path: Path) -> None:
     with_host(tmp_path, scenario)
 
 
-def test_a_host_that_cannot_be_reached_is_said_so_and_found_again(tmp_path: Path) -> None:
+def test_an_unreachable_host_is_reported_and_later_reconnected(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         await host.link.request("hello")
         host.refuse = True
@@ -136,7 +136,7 @@ def test_a_host_that_cannot_be_reached_is_said_so_and_found_again(tmp_path: Path
     with_host(tmp_path, scenario)
 
 
-def test_programs_are_watched_also_while_nobody_listens(tmp_path: Path) -> None:
+def test_programs_are_watched_while_the_harness_is_disconnected(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         programs = AgentProcesses(
             log_path=lambda of, name: str(tmp_path / of / name),
@@ -185,7 +185,7 @@ def test_programs_are_watched_also_while_nobody_listens(tmp_path: Path) -> None:
     with_host(tmp_path, scenario)
 
 
-def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: Path) -> None:
+def test_the_end_of_an_agent_is_reported_and_ends_its_programs(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         answer = await host.link.request("spawn", {"argv": ["sleep", "600"], "environment": {}, "log": f"{tmp_path}/l"})
         stat = Path(f"/proc/{answer['pid']}/stat").read_text()
@@ -200,14 +200,14 @@ def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: 
     with_host(tmp_path, scenario)
 
 
-GIVE_AWAY = '(env -i setsid "$@" &); exec sleep 600'
-"""Starts a program as nobody's, with nothing of its environment, and stays itself."""
+DAEMONISE = '(env -i setsid "$@" &); exec sleep 600'
+"""Starts a program as a daemon with an empty environment, and keeps running itself."""
 
 
-def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -> None:
+def test_strays_are_listed_and_ended_on_request(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         async def strays(*names: str) -> list[list[Any]]:
-            """Those that there are once they are these: what was started is its own starter first."""
+            """The strays, once these are their names: a new process has the name of its parent at first."""
             async with asyncio.timeout(20):
                 while True:
                     found = list((await host.link.request("strays"))["strays"])
@@ -215,13 +215,13 @@ def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -
                         return found
                     await asyncio.sleep(0.01)
 
-        argv, log = ["sh", "-c", GIVE_AWAY, "sh", "sleep", "601"], f"{tmp_path}/l"
+        argv, log = ["sh", "-c", DAEMONISE, "sh", "sleep", "601"], f"{tmp_path}/l"
         wrapper = await host.link.request("spawn", {"argv": argv, "environment": {}, "log": log})
         [[first, *_]] = await strays("sleep")
         members = (await host.link.request("members", {"pid": wrapper["pid"]}))["members"]
-        assert [member[0] for member in members] == [wrapper["pid"]], "nothing tells whose the other is"
-        # Of a command that has ended, nothing is left to belong to, be it marked.
-        own_session = 'while [ "$(cut -d " " -f 6 /proc/$!/stat)" = $$ ]; do sleep 0.01; done'  # else it ends with it
+        assert [member[0] for member in members] == [wrapper["pid"]], "the daemon cannot be traced to its program"
+        # Once a command has ended, even marked processes that it left behind are strays.
+        own_session = 'while [ "$(cut -d " " -f 6 /proc/$!/stat)" = $$ ]; do sleep 0.01; done'  # else it ends
         assert (await host.link.run(["sh", "-c", f"setsid sleep 602 > /dev/null 2>&1 & {own_session}"]))[0] == 0
         await strays("sleep", "sleep")
         await host.link.request("signal", {"pid": wrapper["pid"], "number": signal.SIGKILL})
@@ -233,10 +233,10 @@ def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -
     with_host(tmp_path, scenario)
 
 
-def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
+def test_adopted_strays_are_signalled_with_their_program(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         async def strays(*, sleeps: int, shells: int = 0) -> list[list[Any]]:
-            """Those that there are once they are these: each is a shell before it becomes what it was asked to be."""
+            """The strays, once these are their names: each is a shell before it executes its program."""
             async with asyncio.timeout(20):
                 while True:
                     found = list((await host.link.request("strays"))["strays"])
@@ -245,19 +245,19 @@ def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
                         return sorted(found)
                     await asyncio.sleep(0.01)
 
-        async def letters(found: list[list[Any]], wanted: str) -> None:
+        async def until_letter(found: list[list[Any]], wanted: str) -> None:
             async with asyncio.timeout(20):
                 for pid in [stray[0] for stray in found]:
                     while (await host.link.request("state", {"pid": pid}))["letter"] != wanted:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
 
         async def spawn(*argv: str) -> int:
-            request = {"argv": ["sh", "-c", GIVE_AWAY, "sh", *argv], "environment": {}, "log": f"{tmp_path}/l"}
+            request = {"argv": ["sh", "-c", DAEMONISE, "sh", *argv], "environment": {}, "log": f"{tmp_path}/l"}
             return int((await host.link.request("spawn", request))["pid"])
 
         await spawn("sleep", "601")
         older = await strays(sleeps=1)
-        await asyncio.sleep(0.05)  # starts are told in hundredths of a second
+        await asyncio.sleep(0.05)  # start times are in hundredths of a second
         program = await spawn("sh", "-c", "sleep 602; sleep 603")  # two processes
         found = await strays(sleeps=2, shells=1)
         of_program = [stray for stray in found if stray not in older]
@@ -267,22 +267,22 @@ def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
         await host.link.request("adopt", {"pid": program, "strays": [stray[:2] for stray in found]})
         members = (await host.link.request("members", {"pid": program}))["members"]
         assert {stray[0] for stray in of_program} < {member[0] for member in members}
-        assert older[0][0] not in [member[0] for member in members], "it was there before the program"
+        assert older[0][0] not in [member[0] for member in members], "it is older than the program"
         await host.link.request("signal", {"pid": program, "number": signal.SIGSTOP})
-        await letters(of_program, "T")
-        await letters(older, "S")
+        await until_letter(of_program, "T")
+        await until_letter(older, "S")
         assert [stray[0] for stray in await strays(sleeps=2, shells=1)] == [stray[0] for stray in found], (
-            "faults of files miss them still"
+            "they are still strays, which file faults do not reach"
         )
         await host.link.request("signal", {"pid": program, "number": signal.SIGCONT})
-        await letters(of_program, "S")
+        await until_letter(of_program, "S")
         await host.link.request("signal", {"pid": program, "number": signal.SIGKILL})
         assert await strays(sleeps=1) == older
 
-        words = f"trap 'echo asked > {tmp_path}/asked; exit' TERM; echo > {tmp_path}/ready; sleep 604 & wait"
-        program = await spawn("sh", "-c", words)
+        script = f"trap 'echo asked > {tmp_path}/asked; exit' TERM; echo > {tmp_path}/ready; sleep 604 & wait"
+        program = await spawn("sh", "-c", script)
         found = await strays(sleeps=2, shells=1)
-        while not (tmp_path / "ready").exists():  # noqa: ASYNC110 - another process's
+        while not (tmp_path / "ready").exists():  # noqa: ASYNC110 - written by another process
             await asyncio.sleep(0.01)
         await host.link.request("adopt", {"pid": program, "strays": [stray[:2] for stray in found]})
         await host.link.request("signal", {"pid": program, "number": signal.SIGTERM})
@@ -291,14 +291,14 @@ def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
     with_host(tmp_path, scenario)
 
 
-def test_what_was_given_away_ends_with_the_agent(tmp_path: Path) -> None:
+def test_strays_end_with_the_agent(tmp_path: Path) -> None:
     pids = []
 
     async def scenario(host: Host) -> None:
-        argv = ["sh", "-c", GIVE_AWAY, "sh", "sh", "-c", "trap '' TERM HUP; sleep 601; sleep 602"]
+        argv = ["sh", "-c", DAEMONISE, "sh", "sh", "-c", "trap '' TERM HUP; sleep 601; sleep 602"]
         await host.link.request("spawn", {"argv": argv, "environment": {}, "log": f"{tmp_path}/l"})
         async with asyncio.timeout(20):
-            while len(found := (await host.link.request("strays"))["strays"]) < 2:  # noqa: ASYNC110 - others
+            while len(found := (await host.link.request("strays"))["strays"]) < 2:  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(0.01)
         pids.extend(stray[0] for stray in found)
 
@@ -306,7 +306,7 @@ def test_what_was_given_away_ends_with_the_agent(tmp_path: Path) -> None:
     assert pids and [process_start_ticks(pid) for pid in pids] == [None] * len(pids)
 
 
-def test_files_go_there_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_uploaded_and_fetched_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_access, "_PIECE_BYTES", 1000)
     contents = {"empty": b"", "one/piece": b"p" * 1000, "one/more": os.urandom(4321)}
 
@@ -328,7 +328,7 @@ def test_files_go_there_and_come_back(tmp_path: Path, monkeypatch: pytest.Monkey
     with_host(tmp_path, scenario)
 
 
-def test_an_archive_cannot_write_beside_its_place(tmp_path: Path) -> None:
+def test_an_archive_cannot_write_outside_its_target_directory(tmp_path: Path) -> None:
     archive_path = tmp_path / "bad.tar.gz"
     (tmp_path / "file").write_text("content")
     with tarfile.open(archive_path, "w:gz") as archive:
@@ -361,7 +361,7 @@ def test_probe_datagrams_carry_their_nonce(tmp_path: Path) -> None:
     assert Link("n1", "n2") == ("n1", "n2")
 
 
-def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path) -> None:
+def test_a_host_is_claimed_by_one_run_and_cleaned_with_its_undo_commands(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
 
     async def scenario(host: Host) -> None:
@@ -381,8 +381,8 @@ def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_directory_that_is_anothers_stays(when: str, tmp_path: Path) -> None:
-    """Whoever made it for the harness: a user who may not make it again needs it for the next run."""
+def test_clean_keeps_a_directory_that_others_made_or_use(when: str, tmp_path: Path) -> None:
+    """A user who may not create the directory again needs it for the next run."""
     host = Host(tmp_path / "base", f"agent{os.getpid()}-{when}")
     if when == "before":
         os.mkdir(host.base)
@@ -393,8 +393,8 @@ def test_a_directory_that_is_anothers_stays(when: str, tmp_path: Path) -> None:
     assert os.listdir(host.base) == ([] if when == "before" else ["notes"])
 
 
-def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
-    """As a machine has it that lost power when an earlier version of the agent took it."""
+def test_an_empty_owner_file_is_refused_and_removed_by_clean(tmp_path: Path) -> None:
+    """As on a machine that lost power while an earlier version of the agent claimed it."""
     host = Host(tmp_path / "base", f"agent{os.getpid()}-nobody")
     owner = Path(host.base, "owner")
     owner.parent.mkdir()
@@ -406,7 +406,7 @@ def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
     assert host.command("clean") == {"removed": [], "left": []} and os.listdir(host.base) == []
 
 
-def test_a_directory_that_cannot_be_used_is_refused_and_nothing_is_left_there(
+def test_an_unusable_directory_is_refused_and_nothing_is_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -428,8 +428,8 @@ def test_a_directory_that_cannot_be_used_is_refused_and_nothing_is_left_there(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is durable when power goes may be the name of a file alone: its content was asked for before."""
+def test_the_owner_file_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a file may have its name but no content, so the content is synced first."""
     synced: list[str] = []
     fsync, link = os.fsync, os.link
 
@@ -448,10 +448,10 @@ def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypat
     assert owner.read_text() == "one" and os.listdir(tmp_path) == ["owner"]
 
 
-def test_of_several_that_take_a_host_at_a_time_one_has_it_and_the_others_are_told(
+def test_exactly_one_of_several_concurrent_claims_of_a_host_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a run does whose inventory names a machine twice. Threads do for processes here."""
+    """As when an inventory names a machine twice. Threads stand in for processes."""
     monkeypatch.setattr(os, "getpid", threading.get_ident)
     owner, barrier = tmp_path / "owner", threading.Barrier(4)
 
@@ -466,7 +466,7 @@ def test_of_several_that_take_a_host_at_a_time_one_has_it_and_the_others_are_tol
             owner.unlink()
 
 
-def test_a_process_whose_first_thread_has_ended_is_cleaned(tmp_path: Path) -> None:
+def test_clean_kills_a_process_whose_first_thread_has_ended(tmp_path: Path) -> None:
     base, run_id = tmp_path / "base", f"headless{os.getpid()}"
     environment = {**os.environ, "SPLITBRAIN_RUN": run_id}
     command: dict[str, Any] = {"args": [sys.executable, "-c", HEADLESS], "env": environment}
@@ -483,7 +483,7 @@ def test_a_process_whose_first_thread_has_ended_is_cleaned(tmp_path: Path) -> No
             process.kill()
 
 
-def test_what_cannot_be_undone_keeps_the_host_taken(tmp_path: Path) -> None:
+def test_a_failed_undo_command_keeps_the_host_claimed(tmp_path: Path) -> None:
     able = tmp_path / "able"
 
     async def scenario(host: Host) -> None:

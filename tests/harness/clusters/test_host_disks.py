@@ -1,4 +1,4 @@
-"""A file system, a mount namespace and a control group for each host, and what is left of them (nothing)."""
+"""A file system, a mount namespace and a control group for each host, and their removal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def with_cluster(
     needs: Sequence[str] = ("freeze", "fill", "shutdown", "crash"),
     mechanism: str | None = None,
 ) -> None:
-    """Run `scenario` on two hosts with disks to act on, and see that nothing is left."""
+    """Run `scenario` on two hosts with prepared disks, and check that nothing is left."""
 
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
@@ -86,7 +86,9 @@ def with_cluster(
         groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
         images = [claim.details["file_id"] for claim in run.claims if claim.kind == KIND_IMAGE]
         assert len(images) == 2 and all(loop_devices_of(image, RUN) for image in images)
-        assert not any(loop_devices_of(image, f"{RUN}-other") for image in images), "the numbers are given again"
+        assert not any(loop_devices_of(image, f"{RUN}-other") for image in images), (
+            "file numbers are reused, so the run must match too"
+        )
         try:
             assert isinstance(cluster.disks, FileSystemDisks)
             await scenario(cluster, cluster.disks)
@@ -118,7 +120,7 @@ def test_a_host_sees_its_own_disk_only_and_its_files_outlive_the_cluster(tmp_pat
         own, other = cluster.data_dir("n1"), cluster.data_dir("n2")
         seen = [cluster.local_path(host, cluster.data_dir(host)) for host in cluster.hosts]
         assert len({os.stat(path).st_dev for path in (*seen, str(tmp_path))}) == 3
-        assert own not in mounts(), "the machine's own table of mounts has nothing of it"
+        assert own not in mounts(), "the mount is invisible outside the host"
         await cluster.put_file("n2", os.path.join(other, "of-n2"), b"kept too")
         script = f"""
 open({own + "/kept"!r}, "w").write("kept")
@@ -140,7 +142,7 @@ print(open("/proc/self/cgroup").read())
 
 
 @pytest.mark.parametrize("full", ["everywhere", "where the state is"])
-def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_had(tmp_path: Path, full: str) -> None:
+def test_a_full_disk_at_the_end_leaves_no_partial_copy_of_the_files_of_a_host(tmp_path: Path, full: str) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
@@ -179,7 +181,7 @@ def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_ha
             assert (data / "log").read_bytes() == b"acknowledged"
 
 
-def test_the_files_of_a_host_whose_agent_was_killed_are_still_in_its_image(tmp_path: Path) -> None:
+def test_the_image_of_a_host_whose_agent_was_killed_keeps_its_files(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
@@ -197,7 +199,7 @@ def test_the_files_of_a_host_whose_agent_was_killed_are_still_in_its_image(tmp_p
     assert not (tmp_path / "run" / "n2" / "disk.img").exists()
 
 
-def test_sockets_and_pipes_among_a_replicas_files_keep_none_of_the_others_from_being_kept(tmp_path: Path) -> None:
+def test_sockets_and_pipes_are_skipped_when_the_files_of_a_replica_are_kept(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         script = f"""
 import os, socket
@@ -214,7 +216,7 @@ socket.socket(socket.AF_UNIX).bind("run/server.sock"); os.mkfifo("run/log.pipe")
     assert (data / "run" / "last").read_text() == "kept too"
 
 
-def test_a_replica_is_reached_where_the_path_of_the_store_has_blanks_and_colons(tmp_path: Path) -> None:
+def test_disk_faults_reach_a_replica_whose_path_has_blanks_and_colons(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
         process = await cluster.spawn("n1", sleeper)
@@ -226,12 +228,12 @@ def test_a_replica_is_reached_where_the_path_of_the_store_has_blanks_and_colons(
     with_cluster(place, scenario)
 
 
-def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -> None:
+def test_a_frozen_file_system_blocks_writers_until_it_is_thawed(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         await disks.impair("f1", {"n1": DiskFault(kind="freeze")})
         held, well = await asyncio.gather(disks.probe("n1", timeout_s=0.5), disks.probe("n2", timeout_s=WAIT_S))
         assert held.write.outcome == "no answer" and well.sync.outcome == "ok"
-        assert await cluster.strays("n1") == [], "the probe that was killed, and cannot end yet, is the harness's own"
+        assert await cluster.strays("n1") == [], "the killed probe, which cannot end yet, is no stray"
         with pytest.raises(RuntimeError, match="the file system of n1 is already held"):
             await disks.impair("f2", {"n1": DiskFault(kind="fill")})
         await disks.release("f2")
@@ -242,7 +244,7 @@ def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -
     with_cluster(tmp_path, scenario)
 
 
-def test_a_kernel_that_is_not_done_in_time_is_told_with_the_time(
+def test_a_slow_file_system_operation_times_out_with_the_limit_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
@@ -255,7 +257,7 @@ def test_a_kernel_that_is_not_done_in_time_is_told_with_the_time(
     with_cluster(tmp_path, scenario)
 
 
-def test_a_full_file_system_has_no_room_until_it_is_released(tmp_path: Path) -> None:
+def test_a_full_file_system_fails_writes_until_it_is_released(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         await disks.impair("f1", {"n1": DiskFault(kind="fill")})
         status = os.statvfs(cluster.local_path("n1", cluster.data_dir("n1")))
@@ -270,7 +272,7 @@ def test_a_full_file_system_has_no_room_until_it_is_released(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["shutdown", "crash"])
-def test_what_was_not_synced_is_gone_with_a_file_system_that_is_shut_down(tmp_path: Path, kind: str) -> None:
+def test_unsynced_data_is_lost_when_a_file_system_shuts_down_or_crashes(tmp_path: Path, kind: str) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         own = cluster.data_dir("n1")
         script = f"""
@@ -305,9 +307,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("ends_before", [False, True])
-def test_a_replica_that_ends_for_its_disk_to_be_mounted_again_has_not_ended_by_itself(
-    tmp_path: Path, ends_before: bool
-) -> None:
+def test_a_replica_that_is_killed_for_a_remount_did_not_exit_unexpectedly(tmp_path: Path, ends_before: bool) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         current: dict[str, AgentProcess] = {}
 
@@ -331,7 +331,7 @@ def test_a_replica_that_ends_for_its_disk_to_be_mounted_again_has_not_ended_by_i
     with_cluster(tmp_path, scenario)
 
 
-def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tmp_path: Path) -> None:
+def test_the_account_of_the_shim_is_on_the_hosts_disk_and_restarts_with_it(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         script = f"open({cluster.data_dir('n1') + '/unsynced'!r}, 'w').write('unsynced'); print('written')"
         await output_of(cluster, "n1", "first", script)
@@ -349,7 +349,7 @@ def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tm
 
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_what_is_written_after_the_data_were_wiped_is_all_that_a_power_cut_can_take(
+def test_a_power_cut_loses_nothing_that_was_synced_after_the_data_were_wiped(
     tmp_path: Path, mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = AgentShim._try_launcher
@@ -395,8 +395,8 @@ while True:
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
 @pytest.mark.parametrize("kind", ["fill", "shutdown", "freeze"])
-def test_a_fault_of_a_whole_file_system_is_met_by_who_writes_and_by_nobody_else(tmp_path: Path, kind: str) -> None:
-    """Nor by who waits in the kernel for something else: for a child that has not become another program yet."""
+def test_a_fault_of_a_whole_file_system_hits_only_programs_that_write(tmp_path: Path, kind: str) -> None:
+    """A process that waits in the kernel for something else, here for its vfork child, is not hit."""
 
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         idle = "import ctypes, signal\nprint('up', flush=True)\nctypes.CDLL(None).vfork()\nsignal.pause()"
@@ -433,10 +433,10 @@ time.sleep(600)
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
 @pytest.mark.parametrize(("kind", "is_known"), [("shutdown", True), ("fill", False)])
-def test_of_a_supervised_program_the_syncs_of_a_file_system_that_is_shut_down_are_known_to_fail(
+def test_failed_syncs_of_a_supervised_program_count_as_hits_of_a_shutdown(
     tmp_path: Path, kind: str, is_known: bool
 ) -> None:
-    """That it made none says nothing: other calls of it fail as well. Of a full one nothing is known."""
+    """Without syncs its hits are unknown, since other calls fail as well; so are those of a full one."""
 
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         for host, words in (("n1", ["again"]), ("n2", [])):
@@ -457,7 +457,7 @@ def test_of_a_supervised_program_the_syncs_of_a_file_system_that_is_shut_down_ar
     with_cluster(tmp_path, scenario, needs=("fill", "shutdown", "stall-fsync"), mechanism="seccomp")
 
 
-def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None:
+def test_shared_storage_lacks_file_system_faults_and_bad_storage_is_refused(tmp_path: Path) -> None:
     assert NetnsCluster.configured(storage=SHARED).missing("disks", "freeze") is not None
     assert NetnsCluster.configured(storage=MEMORY).missing("disks", "freeze") is None
     assert NetnsCluster.configured().missing("disks", "stall") is None
@@ -497,7 +497,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("storage", [IMAGE, MEMORY])
 @pytest.mark.parametrize("program", ["waits", "none"])
-def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, storage: str, program: str) -> None:
+def test_clean_thaws_and_removes_the_images_of_a_killed_harness(tmp_path: Path, storage: str, program: str) -> None:
     foreign = tmp_path / "foreign.img"
     foreign.write_bytes(bytes(1 << 20))
     subprocess.run(["mkfs.ext4", "-q", "-F", str(foreign)], check=True)
@@ -512,7 +512,7 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
         image = tmp_path / "run" / "n1" / ("disk.img" if storage == IMAGE else "memory/disk.img")
         claims = load_run(str(tmp_path / "state" / f"{RUN}-dead.jsonl")).claims
         images = [claim.details["file_id"] for claim in claims if claim.kind == KIND_IMAGE]
-        assert loop_devices_of(images[0], f"{RUN}-dead") != [], "it is frozen, so it did not go with its last mount"
+        assert loop_devices_of(images[0], f"{RUN}-dead") != [], "a frozen image outlives its last mount"
         lines: list[str] = []
         report = clean(state_root=str(tmp_path / "state"), report=lines.append)
         assert report.left == []
@@ -523,7 +523,7 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert not image.exists()
-        assert str(tmp_path / "elsewhere") in mounts(), "what is nobody's run is left alone"
+        assert str(tmp_path / "elsewhere") in mounts(), "a mount that belongs to no run is left alone"
         assert subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")]).returncode == 0, "it was still frozen"
         assert clean(state_root=str(tmp_path / "state"), report=lines.append).removed == []
     finally:
@@ -540,7 +540,7 @@ def test_a_hierarchy_of_control_groups_that_is_mounted_twice_counts_once(tmp_pat
     assert told.strip() == str(cgroup_parents()) and cgroup_parents()
 
 
-@pytest.mark.serial  # any `harness clean` beside it would take the device, which is nobody's any more
+@pytest.mark.serial  # a concurrent `harness clean` would remove the device, which has no owner any more
 @pytest.mark.xdist_group("clean")
 def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -551,8 +551,8 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     assert died.returncode == -9, died.stderr
     deadline_s = time.monotonic() + WAIT_S
     while len(devices := [device for device, mark in marked_devices() if mark.run_id == f"{RUN}-lost"]) != 1:
-        assert devices != [], "the frozen one, n1's, does not go with its last mount"
-        assert time.monotonic() < deadline_s, "that of n2 goes with its namespace"
+        assert devices != [], "the frozen image of n1 outlives its last mount"
+        assert time.monotonic() < deadline_s, "the image of n2 is released with its namespace"
         time.sleep(0.01)
     groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
     while any(Path(group, "cgroup.procs").read_text() for group in groups):
@@ -560,8 +560,10 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
         time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
     elsewhere = clean(report=lambda line: None)
-    # Tests beside this one may leave something for `harness clean` as well: only the lines about this run count.
-    assert [line for line in elsewhere.removed + elsewhere.left if RUN in line] == [], "its state cleans a run"
+    # Concurrent tests may leave something for `harness clean` as well: only lines about this run count.
+    assert [line for line in elsewhere.removed + elsewhere.left if RUN in line] == [], (
+        "a run is cleaned by its own state only"
+    )
     assert [note for note in elsewhere.notes if f"run {RUN}-lost" in note] == [
         f"run {RUN}-lost: loop device {devices[0]} belongs to a dead run: "
         f"remove it with SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean",
@@ -574,10 +576,12 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     assert {f"run {RUN}-lost: loop device {device}" for device in devices} <= set(report.removed)
     assert report.left == []
     assert [mark for _, mark in marked_devices() if mark.run_id == f"{RUN}-lost"] == []
-    assert all(map(os.path.isdir, groups)), "without its state nobody knows that the run is over"
+    assert all(map(os.path.isdir, groups)), "without its state the run may still be alive"
     shutil.rmtree(os.path.join(temp_dir(), f"splitbrain-{RUN}-lost-agents"))
     named = clean(run_ids=[f"{RUN}-lost"], report=lambda line: None)
-    assert len(named.removed) == 4 + len(groups) and named.left == [], "namespaces and groups are found by its name"
+    assert len(named.removed) == 4 + len(groups) and named.left == [], (
+        "namespaces and groups are found by the name of the run"
+    )
 
 
 def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
@@ -596,7 +600,7 @@ def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
     assert not elsewhere.is_of_the_dead
 
 
-_SAYS_WHO_IT_IS = """
+_PRINTS_ITS_MARK = """
 import json, os, sys
 from harness.run_state import harness_process
 namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -611,15 +615,15 @@ print(ImageMark(**json.loads(sys.argv[1])).is_of_the_dead)
 """
 
 
-def test_a_harness_in_another_pid_namespace_protects_its_image_for_as_long_as_it_may_live() -> None:
+def test_an_image_of_a_harness_in_another_pid_namespace_is_protected_while_it_may_live() -> None:
     apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
     with subprocess.Popen(
-        [*apart, _SAYS_WHO_IT_IS], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*apart, _PRINTS_ITS_MARK], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None and other.stdin is not None
         fields = json.loads(other.stdout.readline())
         mark = ImageMark(**fields)
-        assert not mark.is_of_the_dead, "here it is another process that has its number, or none"
+        assert not mark.is_of_the_dead, "here its number is that of another process, or of none"
         other.stdin.close()
     is_seen_everywhere = os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
     assert mark.is_of_the_dead is is_seen_everywhere
@@ -627,10 +631,10 @@ def test_a_harness_in_another_pid_namespace_protects_its_image_for_as_long_as_it
     judged = subprocess.run(
         [*apart, _JUDGES_A_MARK, own], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
     )
-    assert judged.stdout == "False\n", "this process is not seen there, and runs"
+    assert judged.stdout == "False\n", "this process is invisible there, but runs"
 
 
-def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path) -> None:
+def test_a_foreign_mount_namespace_does_not_keep_a_file_system_mounted(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         argv = ["unshare", "--mount", "--propagation", "private", "sleep", "60"]
         with subprocess.Popen(argv) as other:  # noqa: ASYNC220 - it returns at once
@@ -644,7 +648,7 @@ def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path
     with_cluster(tmp_path, scenario)
 
 
-def test_a_place_without_room_for_a_disk_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_room_for_a_disk_image_is_reported(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         work_dir = tmp_path / "full"
@@ -664,7 +668,7 @@ def test_a_place_without_room_for_a_disk_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path / "full")], check=True)
 
 
-def test_half_a_creation_is_taken_back(tmp_path: Path) -> None:
+def test_a_partly_created_cluster_is_removed_again(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         work_dir = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Names that are missing, wrong or late reach the programs of a host; one that no program asked for was met by none."""
+"""Missing, wrong and late names reach the programs of a host; a fault without lookups was not hit."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ while True:
     print(found, flush=True)
     time.sleep(0.05)
 """
-"""A program that wants to know where n2 is, again and again."""
+"""A program that looks up n2 again and again."""
 
 KNOWS = "import time; print(1, flush=True); time.sleep(600)"
-"""One that was told addresses, and asks nobody."""
+"""A program that looks up no name."""
 
 HAS_ITS_OWN = """exec unshare --mount sh -c 'umount /etc/resolv.conf && exec "$0" -c "$1"' "$0" "$1" """
-"""One whose files of names are the machine's again."""
+"""A program that sees the machine's own /etc/resolv.conf again."""
 
 CLUSTERS = [LocalCluster, pytest.param(NetnsCluster, marks=pytest.mark.netns)]
 
@@ -61,7 +61,7 @@ CLUSTERS = [LocalCluster, pytest.param(NetnsCluster, marks=pytest.mark.netns)]
 def on_cluster(
     cluster_class: Any, run: RunState, tmp_path: Path, argv: list[str], eventually: Eventually, scenario: Any
 ) -> None:
-    """Run `scenario` against a target of three hosts, of which n1 has a program."""
+    """Run `scenario` against a target of three hosts, of which n1 runs a program."""
 
     async def main() -> None:
         cluster = cluster_class(node_count=3, run=run, work_dir=str(tmp_path), ports=[PORT])
@@ -81,7 +81,7 @@ def on_cluster(
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)
-def test_what_a_program_looks_up_is_as_the_fault_says_and_right_again_when_it_is_healed(
+def test_lookups_of_a_program_change_with_the_fault_and_recover_when_it_heals(
     cluster_class: Any, run_state: RunState, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nemesis.name_service.prove_released", all_run)
@@ -125,7 +125,7 @@ async def all_run(*_: Any, **__: Any) -> Any:
 
 @given(st.sets(st.sampled_from(["n1", "n2", "n3", "n4", "ns"])), st.permutations(["n1", "n2", "n3", "n4"]))
 def test_a_wrong_address_is_another_replicas_or_the_hosts_own(known: set[str], replicas: list[str]) -> None:
-    """Also for hosts that reach one replica only, or none, as the host of a name server on `local`."""
+    """Also for hosts that reach only one replica or none, such as the name server's on `local`."""
     names = {name: f"10.0.0.{number}" for number, name in enumerate(sorted(known), 1)}
     link: Any = None
     served: Any = NamedHost(link, listen="", own="10.0.0.9", names=names, unused="").served(replicas)
@@ -137,7 +137,7 @@ def test_a_wrong_address_is_another_replicas_or_the_hosts_own(known: set[str], r
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)
-def test_a_late_answer_and_a_silent_service_hold_a_program_up(
+def test_a_slow_or_silent_name_service_is_hit_and_gives_no_wrong_answer(
     cluster_class: Any, run_state: RunState, tmp_path: Path, eventually: Eventually
 ) -> None:
     async def scenario(target: Any, cluster: Any, log: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_late_answer_and_a_silent_service_hold_a_program_up(
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)
-def test_a_program_that_asks_for_no_name_has_met_nothing(
+def test_a_program_that_looks_up_no_name_is_not_hit(
     cluster_class: Any, run_state: RunState, tmp_path: Path, eventually: Eventually
 ) -> None:
     async def scenario(target: Any, cluster: Any, log: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_program_that_asks_for_no_name_has_met_nothing(
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)
-def test_a_program_that_has_the_machines_own_names_fails_the_proof(
+def test_a_program_that_sees_another_resolv_conf_disproves_the_fault(
     cluster_class: Any, run_state: RunState, tmp_path: Path, eventually: Eventually
 ) -> None:
     async def scenario(target: Any, cluster: Any, log: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_program_that_has_the_machines_own_names_fails_the_proof(
 
 
 def performed(tmp_path: Path, *system: str) -> Any:
-    """A run with names that are gone; its results."""
+    """The results of a run with missing names."""
     argv = [
         *(sys.executable, "-m", "harness", "run", *system, "--cluster", "local", "--nodes", "3", "--json"),
         *("--time-limit", "8", "--nemesis", "name-service=gone@all", "--nemesis-interval", "2"),
@@ -228,14 +228,14 @@ class Asking(System):
 
 
 @pytest.mark.serial
-def test_a_run_in_which_nobody_asked_for_a_name_is_unknown_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_run_without_name_lookups_is_unknown_and_names_the_remedy(tmp_path: Path) -> None:
     results = performed(tmp_path, "--system", "toy")
     assert results["valid"] == "unknown" and "host.advertise(port)" in results["reason"], results["reason"]
     assert results["faults"] and all(fault["proven"] and not fault["exercised"] for fault in results["faults"])
 
 
 @pytest.mark.serial
-def test_a_run_whose_programs_ask_for_names_is_valid_and_every_fault_was_met(tmp_path: Path) -> None:
+def test_a_run_whose_programs_look_up_names_is_valid_and_hit_by_every_fault(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING, encoding="utf-8")
     (tmp_path / "toy_server.py").write_bytes(Path(toy_server.__file__).read_bytes())
     results = performed(tmp_path, str(tmp_path / "asking.py"))

@@ -1,7 +1,7 @@
 """A harness that is killed (SIGKILL) at random moments under every nemesis on docker and ssh hosts, then `clean`.
 
-Nothing of the run may be left on any host, and what belongs to others must be as it was. One kill a cluster by default;
-more, and other moments, by the environment:
+Nothing of the run may be left on any host, and what belongs to others must be as it was. One kill per cluster by
+default; the environment sets more kills and another seed:
 
     SPLITBRAIN_KILLS=10 SPLITBRAIN_KILLS_SEED=7 pytest -s tests/harness/clusters/test_killed_hosts.py
 """
@@ -65,20 +65,20 @@ def killed_run(namespace: str, directory: Path, after_s: float, *words: str) -> 
     assert [found for name in runs for found in find_processes(marked_with(RUN_VARIABLE, name))] == []
 
 
-def moments() -> list[float]:
+def kill_times() -> list[float]:
     rng = random.Random(SEED)
     return [rng.uniform(EARLIEST_S, LATEST_S) for _ in range(KILLS)]
 
 
 @pytest.mark.ssh
 @pytest.mark.skipif(NO_MACHINES is not None, reason=f"no sshd in namespaces: {NO_MACHINES}")
-def test_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> None:
+def test_clean_leaves_nothing_of_runs_killed_on_ssh_machines(tmp_path: Path, ssh_machines: Any) -> None:
     inside = f"--net={ssh_machines.namespace.removesuffix('-net')}-n1"
     rule = "table inet other { chain input { type filter hook input priority 0; ip saddr 10.99.0.9 drop; }; }"
     subprocess.run(["nsenter", inside, "nft", rule], check=True)
     try:
         foreign = ssh_machines.rules("n1")
-        for number, after_s in enumerate(moments()):
+        for number, after_s in enumerate(kill_times()):
             inventory = str(ssh_machines.inventory)
             killed_run(
                 ssh_machines.namespace, tmp_path / str(number), after_s, "--cluster", "ssh", "--inventory", inventory
@@ -94,10 +94,10 @@ def test_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> None:
 
 @pytest.mark.docker
 @pytest.mark.skipif(NO_ENGINE is not None, reason=f"no Docker engine can be started: {NO_ENGINE}")
-def test_containers(tmp_path: Path, docker_engine: Any) -> None:
+def test_clean_leaves_nothing_of_runs_killed_in_containers(tmp_path: Path, docker_engine: Any) -> None:
     foreign = ["docker", "-H", docker_engine.url, "network", "create", "--label", "splitbrain.run=other", "foreign"]
     subprocess.run(foreign, check=True, capture_output=True)
-    for number, after_s in enumerate(moments()):
+    for number, after_s in enumerate(kill_times()):
         killed_run(docker_engine.namespace, tmp_path / str(number), after_s, "--cluster", "docker")
         listed = [
             subprocess.run(["docker", "-H", docker_engine.url, *words], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The file of host keys that are right: what is understood of it, and that the rest of it stays."""
+"""The file of known host keys: what is read from it, and that all other lines are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERS = (
 )
 
 
-def test_lines_that_paramiko_cannot_read_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_paramiko_cannot_read_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "known_hosts"
     path.write_bytes(OTHERS + f"a.example,[b.example]:2202 ssh-ed25519 {KEY} caf\u00e9\n".encode("latin-1"))
     client = paramiko.SSHClient()

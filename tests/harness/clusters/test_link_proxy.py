@@ -1,4 +1,4 @@
-"""What cuts, delays and throttles do to connections through the proxy, on real sockets in one loop."""
+"""Cuts, delays and throttles of connections through the proxy, on real sockets in one loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 Eventually = Callable[..., Any]
 SILENCE_S = 0.15
-"""How long nothing must be heard for it to count as silence; on loopback bytes take well under a millisecond."""
+"""How long nothing must arrive to count as silence; bytes on loopback take well under a millisecond."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -86,29 +86,29 @@ async def world() -> AsyncIterator[World]:
         await made.stop()
 
 
-async def says(sender: Streams, receiver: Streams, text: bytes) -> None:
+async def transfer(sender: Streams, receiver: Streams, text: bytes) -> None:
     """Send `text` and require that it arrives."""
     sender[1].write(text)
     assert await asyncio.wait_for(receiver[0].readexactly(len(text)), 10) == text
 
 
-async def quiet(receiver: Streams) -> bool:
+async def is_quiet(receiver: Streams) -> bool:
     """Nothing arrives, and the reader stays usable."""
     before = len(receiver[0]._buffer)  # type: ignore[attr-defined]
     await asyncio.sleep(SILENCE_S)
     return len(receiver[0]._buffer) == before and not receiver[0].at_eof()  # type: ignore[attr-defined]
 
 
-def test_bytes_and_ends_pass_both_ways() -> None:
+def test_bytes_and_ends_of_streams_pass_both_ways() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"ping")
-            await says(far, near, b"pong" * 100_000)
+            await transfer(near, far, b"ping")
+            await transfer(far, near, b"pong" * 100_000)
             assert far[1].get_extra_info("peername")[0] == "127.0.0.9"  # as if from the opening host
             near[1].write_eof()
             assert await asyncio.wait_for(far[0].read(), 10) == b""
-            await says(far, near, b"still open this way")
+            await transfer(far, near, b"still open this way")
             far[1].close()
             assert await asyncio.wait_for(near[0].read(), 10) == b""
 
@@ -120,7 +120,7 @@ def test_closed_connections_leave_nothing_behind(eventually: Eventually) -> None
         async with world() as w:
             for order in ((0, 1), (1, 0)):
                 both = await w.pair()
-                await says(both[0], both[1], b"x")
+                await transfer(both[0], both[1], b"x")
                 both[order[0]][1].close()
                 assert await asyncio.wait_for(both[order[1]][0].read(), 10) == b""
                 both[order[1]][1].close()
@@ -139,7 +139,7 @@ def test_a_reset_is_passed_on_as_a_reset() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"x")
+            await transfer(near, far, b"x")
             linger = struct.pack("ii", 1, 0)
             near[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             near[1].transport.abort()
@@ -149,7 +149,7 @@ def test_a_reset_is_passed_on_as_a_reset() -> None:
     asyncio.run(main())
 
 
-def test_an_opener_that_dies_after_the_end_of_its_stream_is_noticed() -> None:
+def test_an_opener_that_dies_after_a_half_close_breaks_the_far_connection() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
@@ -171,29 +171,29 @@ def test_a_one_way_cut_stalls_one_direction_only(one_way: str) -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"before")
+            await transfer(near, far, b"before")
             await w.gates(one_way)
             sender, receiver = (near, far) if one_way == "12" else (far, near)
             sender[1].write(b"held")
-            assert await quiet(receiver)
-            await says(receiver, sender, b"the other way")
+            assert await is_quiet(receiver)
+            await transfer(receiver, sender, b"the other way")
             await w.gates()
             assert await asyncio.wait_for(receiver[0].readexactly(4), 10) == b"held"
 
     asyncio.run(main())
 
 
-def test_a_cut_holds_the_end_of_a_stream_and_a_reset_too() -> None:
+def test_a_cut_holds_back_ends_of_streams_and_resets() -> None:
     async def main() -> None:
         async with world() as w:
             ended, reset = await w.pair(), await w.pair()
             for near, far in (ended, reset):
-                await says(near, far, b"x")
+                await transfer(near, far, b"x")
             await w.gates("12", "21")
             ended[0][1].write(b"last words")
             ended[0][1].close()
             reset[0][1].transport.abort()
-            assert await quiet(ended[1]) and await quiet(reset[1])
+            assert await is_quiet(ended[1]) and await is_quiet(reset[1])
             await w.gates()
             assert await asyncio.wait_for(ended[1][0].read(), 10) == b"last words"
             with contextlib.suppress(ConnectionResetError):
@@ -202,19 +202,19 @@ def test_a_cut_holds_the_end_of_a_stream_and_a_reset_too() -> None:
     asyncio.run(main())
 
 
-def test_a_writer_does_not_learn_over_a_cut_that_its_peer_has_gone() -> None:
+def test_a_cut_hides_the_death_of_the_opener_from_the_far_host() -> None:
     """The opener dies; its death must not cross the link n1 -> n2 while that is cut, whatever n2 sends."""
 
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"x")
+            await transfer(near, far, b"x")
             await w.gates("12")
             near[1].transport.abort()
             for _ in range(20):
                 far[1].write(b"are you there?" * 100)
                 await asyncio.sleep(0.01)
-            assert await quiet(far) and not far[1].is_closing()
+            assert await is_quiet(far) and not far[1].is_closing()
             await w.gates()
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(far[0].read(), 10) == b""
@@ -223,23 +223,23 @@ def test_a_writer_does_not_learn_over_a_cut_that_its_peer_has_gone() -> None:
 
 
 @pytest.mark.parametrize("cut", [("12",), ("21",), ("12", "21")])
-def test_a_new_connection_over_a_cut_link_reaches_nobody_until_the_heal(cut: tuple[str, ...]) -> None:
+def test_a_new_connection_over_a_cut_link_is_accepted_only_after_the_heal(cut: tuple[str, ...]) -> None:
     async def main() -> None:
         async with world() as w:
             await w.gates(*cut)
             near = await w.connect()
             near[1].write(b"hello")
-            assert await quiet(near) and w.accepted.empty()
+            assert await is_quiet(near) and w.accepted.empty()
             assert await w.stats("pending") == 1
             await w.gates()
             far = await asyncio.wait_for(w.accepted.get(), 10)
             assert await asyncio.wait_for(far[0].readexactly(5), 10) == b"hello"
-            await says(far, near, b"welcome")
+            await transfer(far, near, b"welcome")
 
     asyncio.run(main())
 
 
-def test_an_opener_that_hung_up_during_the_cut_never_reaches_the_far_host(eventually: Eventually) -> None:
+def test_an_opener_that_closed_during_the_cut_never_reaches_the_far_host(eventually: Eventually) -> None:
     async def main() -> None:
         async with world() as w:
             await w.gates("12")
@@ -251,13 +251,13 @@ def test_an_opener_that_hung_up_during_the_cut_never_reaches_the_far_host(eventu
             await asyncio.sleep(0.05)
             await w.gates()
             near, far = await w.pair()
-            await says(near, far, b"only I")
+            await transfer(near, far, b"only I")
             assert w.accepted.empty() and await w.stats("pending") == 0
 
     asyncio.run(main())
 
 
-def test_waiting_connections_are_bounded() -> None:
+def test_the_oldest_pending_connections_are_reset_beyond_the_limit() -> None:
     async def main() -> None:
         async with world() as w:
             await w.gates("12")
@@ -266,16 +266,16 @@ def test_waiting_connections_are_bounded() -> None:
                 with pytest.raises(ConnectionResetError):
                     await asyncio.wait_for(oldest[0].readexactly(1), 10)
             assert await w.stats("pending") == MAX_PENDING_PER_LINK
-            assert await quiet(openers[5]) and await quiet(openers[-1])
+            assert await is_quiet(openers[5]) and await is_quiet(openers[-1])
 
     asyncio.run(main())
 
 
-def test_what_a_stalled_connection_holds_is_bounded() -> None:
+def test_the_bytes_held_for_a_stalled_connection_are_bounded() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"x")
+            await transfer(near, far, b"x")
             await w.gates("12")
             flood = b"z" * (16 * MAX_HELD_BYTES)
             near[1].write(flood)
@@ -302,8 +302,8 @@ def test_a_slow_reader_slows_its_writer_down() -> None:
     asyncio.run(main())
 
 
-def test_a_writer_whose_peer_reads_nothing_feels_it_before_the_second_megabyte() -> None:
-    """What the kernel would hold for the proxy is no host's to wait for."""
+def test_a_writer_whose_peer_reads_nothing_is_blocked_within_two_megabytes() -> None:
+    """The kernel must not buffer megabytes for the proxy."""
 
     async def main() -> None:
         async with world() as w:
@@ -318,11 +318,11 @@ def test_a_writer_whose_peer_reads_nothing_feels_it_before_the_second_megabyte()
     asyncio.run(main())
 
 
-def test_a_delay_holds_each_direction_by_its_own_time_and_keeps_the_order() -> None:
+def test_a_delay_applies_to_one_direction_and_keeps_the_order() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
-            await says(near, far, b"x")
+            await transfer(near, far, b"x")
             await w.gates(_12=[200.0, 50.0, 0.0])
             loop = asyncio.get_running_loop()
             begin_s = loop.time()
@@ -330,7 +330,7 @@ def test_a_delay_holds_each_direction_by_its_own_time_and_keeps_the_order() -> N
                 near[1].write(b"%03d" % number)
                 if number % 20 == 0:
                     await asyncio.sleep(0.002)
-            await says(far, near, b"at once")
+            await transfer(far, near, b"at once")
             assert not far[0]._buffer  # type: ignore[attr-defined]
             got = await asyncio.wait_for(far[0].readexactly(600), 10)
             assert loop.time() - begin_s >= 0.150
@@ -338,13 +338,13 @@ def test_a_delay_holds_each_direction_by_its_own_time_and_keeps_the_order() -> N
             near[1].write(b"late")
             await asyncio.sleep(0.01)
             await w.gates()
-            await says(far, near, b"x")
+            await transfer(far, near, b"x")
             assert await asyncio.wait_for(far[0].readexactly(4), 10) == b"late"
 
     asyncio.run(main())
 
 
-def test_a_throttled_link_takes_its_time_shared_by_all_connections() -> None:
+def test_all_connections_of_a_throttled_link_share_its_rate() -> None:
     async def main() -> None:
         async with world() as w:
             pairs = [await w.pair(), await w.pair()]
@@ -357,14 +357,14 @@ def test_a_throttled_link_takes_its_time_shared_by_all_connections() -> None:
             # 20,000 bytes at 40,000 a second, less the first piece, which goes at once
             assert asyncio.get_running_loop().time() - begin_s >= 0.45
             near, far = pairs[0]
-            await says(far, near, b"u" * 100_000)
+            await transfer(far, near, b"u" * 100_000)
             await w.gates()
-            await says(near, far, b"v" * 1_000_000)
+            await transfer(near, far, b"v" * 1_000_000)
 
     asyncio.run(main())
 
 
-def test_a_throttled_end_comes_after_the_bytes() -> None:
+def test_the_end_of_a_throttled_stream_arrives_after_its_bytes() -> None:
     async def main() -> None:
         async with world() as w:
             near, far = await w.pair()
@@ -388,7 +388,7 @@ def test_a_far_host_that_refuses_resets_the_opener() -> None:
     asyncio.run(main())
 
 
-def test_an_announced_connection_goes_where_it_was_announced_to_once() -> None:
+def test_an_announced_connection_is_routed_once_to_its_destination() -> None:
     async def main() -> None:
         async with world() as w:
             elsewhere: asyncio.Queue[Streams] = asyncio.Queue()
@@ -401,10 +401,10 @@ def test_an_announced_connection_goes_where_it_was_announced_to_once() -> None:
             await asyncio.get_running_loop().sock_connect(source, ("127.0.0.1", w.port))
             near = await asyncio.open_connection(sock=source)
             far = await asyncio.wait_for(elsewhere.get(), 10)
-            await says(near, far, b"probe")
+            await transfer(near, far, b"probe")
             await w.gates("12")
             near[1].write(b"held")
-            assert await quiet(far) and w.accepted.empty()
+            assert await is_quiet(far) and w.accepted.empty()
             for streams in (near, far):
                 streams[1].transport.abort()
             assert not w.proxy._routes
@@ -413,7 +413,7 @@ def test_an_announced_connection_goes_where_it_was_announced_to_once() -> None:
     asyncio.run(main())
 
 
-def test_what_programs_send_is_counted_by_what_became_of_it() -> None:
+def test_bytes_and_connections_are_counted_as_passed_or_stopped() -> None:
     """[bytes passed, bytes stopped, connections stopped] of each direction; an announced connection counts nowhere."""
 
     async def main() -> None:
@@ -424,12 +424,12 @@ def test_what_programs_send_is_counted_by_what_became_of_it() -> None:
                 return {f"{source[1]}{destination[1]}": counters for source, destination, *counters in found}
 
             near, far = await w.pair()
-            await says(near, far, b"seven !")
-            await says(far, near, b"two")
+            await transfer(near, far, b"seven !")
+            await transfer(far, near, b"two")
             assert await counted() == {"12": [7, 0, 0], "21": [3, 0, 0]}
             await w.gates("12")
             near[1].write(b"held!")
-            await says(far, near, b"one-way")
+            await transfer(far, near, b"one-way")
             await w.connect()
             async with asyncio.timeout(10):
                 while await counted() != {"12": [7, 5, 1], "21": [10, 0, 0]}:  # noqa: ASYNC110 - a kernel's buffer
@@ -449,7 +449,7 @@ def test_what_programs_send_is_counted_by_what_became_of_it() -> None:
 
 
 @pytest.mark.parametrize("who", ["near", "far"])
-def test_what_ran_into_a_cut_stays_counted_when_either_end_goes(who: str) -> None:
+def test_stopped_bytes_stay_counted_when_either_end_is_reset(who: str) -> None:
     async def main() -> None:
         async with world() as w:
 
@@ -467,7 +467,7 @@ def test_what_ran_into_a_cut_stays_counted_when_either_end_goes(who: str) -> Non
                 reset((near if who == "near" else far)[1].transport)
                 while await w.stats("connections"):
                     if who == "near":
-                        far[1].write(b"?")  # nobody reads what comes from n1 meanwhile, not even its end
+                        far[1].write(b"?")  # nothing from n1 is read meanwhile, not even its end
                     await asyncio.sleep(0.01)
             assert await stopped() == 5
             await w.gates()
@@ -476,7 +476,7 @@ def test_what_ran_into_a_cut_stays_counted_when_either_end_goes(who: str) -> Non
     asyncio.run(main())
 
 
-def test_bad_requests_are_refused() -> None:
+def test_requests_for_unknown_links_and_ports_in_use_are_refused() -> None:
     async def main() -> None:
         async with world() as w:
             reply = await w.proxy.gates({"cut": [["n1", "n7"]], "shaped": []})
@@ -486,7 +486,7 @@ def test_bad_requests_are_refused() -> None:
             link = {"source": "a", "destination": "b", "from": "127.0.0.1", "ports": ports}
             reply = await other.open({"links": [link]})
             assert not reply["ok"] and reply["port"] == w.port
-            with socket.socket() as first:  # nothing is kept of what was half opened
+            with socket.socket() as first:  # the port that was opened first is free again
                 first.bind(("127.0.0.1", ports[0][1]))
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""A pump under any sequence of cuts, shapings and full buffers, on virtual time, against what must hold."""
+"""Properties of a pump under any sequence of cuts, shapes and full buffers, on virtual time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class FakeTransport(asyncio.Transport):
-    """Remembers what was done to it, and when."""
+    """Records what is done to it, and when."""
 
     def __init__(self, gate: Gate, protocol: Side | None = None) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ ACTIONS = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(ACTIONS, max_size=25))
-def test_nothing_is_lost_reordered_or_let_through_a_cut(actions: list[tuple[str, Any]]) -> None:
+def test_a_pump_loses_and_reorders_nothing_and_passes_nothing_while_cut(actions: list[tuple[str, Any]]) -> None:
     async def main() -> None:
         stage = Stage()
         fill = random.Random(3)
@@ -179,7 +179,7 @@ def test_nothing_is_lost_reordered_or_let_through_a_cut(actions: list[tuple[str,
     st.sampled_from([0, 40, 500]),
     st.sampled_from([0, 1000, 20_000]),
 )
-def test_delays_and_rates_are_what_was_asked(
+def test_bytes_keep_to_the_configured_delay_and_rate(
     chunks: list[tuple[int, float]], delay_ms: float, jitter_ms: float, rate: float
 ) -> None:
     async def main() -> None:
@@ -210,7 +210,7 @@ def test_delays_and_rates_are_what_was_asked(
         runner.run(main())
 
 
-def test_bytes_that_set_out_later_do_not_overtake_when_a_delay_ends() -> None:
+def test_bytes_sent_after_a_delay_ends_do_not_overtake_earlier_ones() -> None:
     async def main() -> None:
         stage = Stage()
         stage.set(delay_ms=500)
@@ -233,8 +233,8 @@ SENDS = st.tuples(st.just("send"), st.integers(1, 3000))
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(CUTS, SENDS, LOSSES), max_size=12))
-def test_what_ran_into_cuts_is_never_less_than_it_was(actions: list[tuple[str, Any]]) -> None:
-    """Whatever becomes of the connection. What is sent while nobody reads waits in the kernel."""
+def test_the_count_of_stopped_bytes_never_decreases(actions: list[tuple[str, Any]]) -> None:
+    """Whatever happens to the connection. Bytes sent while the pump does not read wait in the kernel."""
 
     async def main() -> None:
         stage, (near, kernel) = Stage(), socket.socketpair()
@@ -265,7 +265,7 @@ def test_what_ran_into_cuts_is_never_less_than_it_was(actions: list[tuple[str, A
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_pump_without_a_destination_reads_no_more_and_holds_nothing(cut: bool) -> None:
+def test_a_pump_that_lost_its_destination_stops_reading_and_holds_nothing(cut: bool) -> None:
     async def main() -> None:
         stage = Stage()
         stage.set(cut=cut, delay_ms=50)

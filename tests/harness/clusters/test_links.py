@@ -1,4 +1,4 @@
-"""Bad links on real clusters: what shapes do to probe packets, and that healing undoes it."""
+"""Shapes of links on real clusters: their effect on packets and streams, and healing."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def measure(cluster: Any, *, count: int = 60, size_bytes: int = 64) -> dic
 
 
 def longest_ms(measured: LinkMeasure) -> float:
-    """The median of the delays, as long as it can have been: the clocks of two hosts are known to so much."""
+    """The median delay, plus the uncertainty of the clocks of two hosts."""
     return statistics.median(measured.delays_ms) + measured.within_ms
 
 
 @pytest.mark.netns
 @needs_netns
-def test_packets_are_late_lost_doubled_and_out_of_order(tmp_path: Path) -> None:
+def test_shapes_delay_lose_duplicate_reorder_and_throttle_packets(tmp_path: Path) -> None:
     async def work(cluster: NetnsCluster) -> None:
         links = cluster.links
         assert links is not None
@@ -90,7 +90,7 @@ def test_packets_are_late_lost_doubled_and_out_of_order(tmp_path: Path) -> None:
 
 @pytest.mark.netns
 @needs_netns
-def test_streams_of_large_packets_pass_the_relay_whole(tmp_path: Path) -> None:
+def test_streams_of_large_packets_pass_the_relay_intact(tmp_path: Path) -> None:
     """TCP hands the kernel pieces far larger than a packet; the relay must carry them and their checksums."""
     sent = random.Random(5).randbytes(3_000_000)
 
@@ -128,8 +128,8 @@ def test_streams_of_large_packets_pass_the_relay_whole(tmp_path: Path) -> None:
 
 @pytest.mark.netns
 @needs_netns
-def test_damaged_packets_are_refused_by_whoever_receives_them(tmp_path: Path) -> None:
-    """A stream comes whole through a link that flips bits, and the receiver's kernel counts what it has refused."""
+def test_corrupted_packets_are_dropped_by_the_receiving_host(tmp_path: Path) -> None:
+    """A stream passes a link that flips bits intact, and the receiver's kernel counts what it has dropped."""
     sent = random.Random(5).randbytes(300_000)
 
     async def work(cluster: NetnsCluster) -> None:
@@ -174,7 +174,7 @@ def test_damaged_packets_are_refused_by_whoever_receives_them(tmp_path: Path) ->
     on_cluster(NetnsCluster, tmp_path, 4714, work)
 
 
-def test_streams_are_late_and_slow_on_local(tmp_path: Path) -> None:
+def test_shapes_on_local_delay_and_throttle_streams_only(tmp_path: Path) -> None:
     async def work(cluster: LocalCluster) -> None:
         links = cluster.links
         assert links is not None
@@ -225,7 +225,7 @@ def test_schedules_keep_order_rate_and_delay(
 
 
 @given(st.floats(5, 95), st.integers(0, 99))
-def test_schedules_lose_and_reorder_the_share_that_was_asked_for(percent: float, seed: int) -> None:
+def test_schedules_lose_and_reorder_the_configured_share(percent: float, seed: int) -> None:
     plain = {"delay_ms": 10.0, "jitter_ms": 0.0, "duplicate_percent": 0.0, "rate_bytes_per_s": 0.0}
     losing = Schedule({**plain, "loss_percent": percent, "reorder_percent": 0.0}, random.Random(seed))
     lost = sum(not losing.due(float(number), 100) for number in range(1000))

@@ -1,4 +1,4 @@
-"""The local cluster: addresses, programs, cuts that are proved, and what goes wrong."""
+"""The local cluster: addresses, programs, proofs of cuts, and errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""Answers everything with its own name and what it was told."""
+"""Answers everything with its own name and the bytes received."""
 
 
 @contextlib.asynccontextmanager
@@ -138,7 +138,7 @@ def test_programs_reach_each_other_through_their_links(
     assert not run_state.claims
 
 
-def test_addresses_are_one_for_each_link_and_host(tmp_path: Path, run_state: RunState) -> None:
+def test_every_link_and_host_has_its_own_address(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
             hosts = [*cluster.hosts, EXTRA_HOST, CLIENTS_HOST]
@@ -160,7 +160,7 @@ def test_addresses_are_one_for_each_link_and_host(tmp_path: Path, run_state: Run
     asyncio.run(main())
 
 
-def test_cuts_are_seen_link_by_link_and_add_up(tmp_path: Path, run_state: RunState) -> None:
+def test_cuts_apply_to_single_links_and_add_up(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
             links = all_links(cluster)
@@ -199,7 +199,7 @@ def test_clients_can_be_cut_from_hosts(tmp_path: Path, run_state: RunState, prob
     asyncio.run(main())
 
 
-def test_every_shape_is_proved_and_healed(tmp_path: Path, run_state: RunState) -> None:
+def test_every_variant_of_a_partition_is_proven_and_healed(tmp_path: Path, run_state: RunState) -> None:
     events: list[dict[str, Any]] = []
 
     async def main() -> None:
@@ -258,10 +258,10 @@ while True:
 
 
 @pytest.mark.parametrize("way", ["its own link", "the address of the host", "the link of a third host"])
-def test_a_program_that_dials_past_its_link_is_found_out(
+def test_a_program_that_bypasses_the_proxy_disproves_a_cut(
     way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """The probes find the links cut; whether the cut holds for the program is another question."""
+    """The probes find the links cut; whether the cut holds for the program is checked separately."""
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
@@ -287,7 +287,7 @@ def test_a_program_that_dials_past_its_link_is_found_out(
                 [problem] = proof.failed
                 assert f"n1 (process {dialler.pid}) reaches n2 at {address}, bypassing the proxy" in problem
                 assert "use --cluster netns" in problem
-            # One byte goes to and fro: the cut has stopped it on its way there, or on its way back.
+            # One byte travels back and forth: the cut has stopped it in one of the directions.
             ways = [Link("n1", "n2"), Link("n2", "n1")]
             stopped_bytes = 0
             async with asyncio.timeout(10):
@@ -301,7 +301,7 @@ def test_a_program_that_dials_past_its_link_is_found_out(
 
 
 @pytest.mark.parametrize("way", ["its own link", "the address of the host"])
-def test_a_program_that_dials_past_its_link_proves_nothing_of_a_late_one(
+def test_a_program_that_bypasses_the_proxy_disproves_a_delay(
     way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
     async def main() -> None:
@@ -346,17 +346,17 @@ while True:
             pass
     time.sleep(0.05)
 """
-"""Has a connection of its own for each request, as HTTP without keep-alive does."""
+"""Opens a connection for each request, as HTTP without keep-alive does."""
 
 
 @pytest.mark.parametrize(
     "way",
     ["its own link", "the address of the host", "the same, and a command of the host", "the same, and a client"],
 )
-def test_a_program_with_a_connection_for_each_request_past_its_link_is_found_out(
+def test_short_connections_that_bypass_the_proxy_disprove_a_cut(
     way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """Each is gone before anybody looks. It may have been one of a command on the host, or of a client."""
+    """Each closes before the check, and may have been one of a command on the host or of a client."""
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
@@ -387,7 +387,7 @@ def test_a_program_with_a_connection_for_each_request_past_its_link_is_found_out
                     f"n2 was reached at {direct}, bypassing the proxies, by another host, itself or a client"
                     in seen.detail
                 )
-            else:  # one that is open while somebody looks is found out by itself
+            else:  # a connection that is open during the check is reported directly
                 is_met = way != "its own link" and f"reaches n2 at {direct}, bypassing the proxy" in seen.detail
                 assert seen.proven or is_met, seen
 
@@ -407,14 +407,14 @@ while True:
     print("up", flush=True)
     time.sleep(0.05)
 """
-"""A copy of everything, for who asks by its end of the stream that it will say nothing more."""
+"""A stream of data to a peer that has shut down its own direction."""
 
 
 @pytest.mark.parametrize("way", ["its own link", "the address of the host"])
-def test_a_connection_past_its_link_that_carries_one_way_only_is_found_out(
+def test_a_one_way_connection_that_bypasses_the_proxy_disproves_a_cut(
     way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """By its own link it is one as any other, also where the sender listens no more."""
+    """Through its link it is like any other, even where the sender no longer listens."""
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
@@ -470,7 +470,7 @@ while True:
         ("udp", "::", "::1", "[::1]"),
     ],
 )
-def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_out(
+def test_a_connection_of_two_hosts_over_an_address_of_the_machine_disproves_a_cut(
     kind: str,
     listens_at: str,
     met_at: str,
@@ -480,7 +480,7 @@ def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_
     run_state: RunState,
     eventually: Eventually,
 ) -> None:
-    """By who has the other end, which tells nothing of two programs of one host."""
+    """Found by the owner of the other end; two programs of one host may be connected."""
     port = free_port()
 
     async def main() -> None:
@@ -506,11 +506,11 @@ def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_
     ("at_any", "on_own_port", "is_cut"),
     [(False, True, True), (True, True, True), (False, False, True), (False, True, False)],
 )
-def test_who_may_be_sent_udp_past_the_proxies_is_found_out(
+def test_a_udp_socket_on_a_port_of_the_system_disproves_a_cut(
     at_any: bool, on_own_port: bool, is_cut: bool, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """Whom a UDP socket sends to is known to nobody, and the proxies carry none: what is heard on a port of the
-    system's goes past them. Other ports are for resolvers and their like."""
+    """The destinations of a UDP socket are unknown and the proxies carry no UDP, so what a port of the system
+    receives bypasses them. Other ports are for resolvers and the like."""
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
@@ -544,11 +544,11 @@ while True:
 """
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="makes mount namespaces, which this user may not here")
-def test_names_that_are_handed_on_lead_through_the_proxies(
+@pytest.mark.skipif(not MAY_MOUNT, reason="needs mount namespaces, which this user may not create here")
+def test_names_that_hosts_pass_on_lead_through_the_proxies(
     tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """One name is another address on every host, and the machine's own file is what it was."""
+    """A name has another address on every host, and the machine's own file is unchanged."""
 
     async def main() -> None:
         before = Path("/etc/hosts").read_bytes()
@@ -577,7 +577,7 @@ def test_names_that_are_handed_on_lead_through_the_proxies(
 
 
 @pytest.mark.parametrize("is_handed_on", [True, False])
-def test_a_system_that_hands_addresses_on_where_hosts_have_no_names_is_told_of_it(
+def test_passing_on_addresses_where_hosts_have_no_names_yields_a_note(
     is_handed_on: bool, tmp_path: Path, run_state: RunState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = tmp_path / "unshare"
@@ -599,8 +599,8 @@ def test_a_system_that_hands_addresses_on_where_hosts_have_no_names_is_told_of_i
     asyncio.run(main())
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="makes mount namespaces, which this user may not here")
-def test_a_system_that_hands_names_on_is_told_nothing(tmp_path: Path, run_state: RunState) -> None:
+@pytest.mark.skipif(not MAY_MOUNT, reason="needs mount namespaces, which this user may not create here")
+def test_passing_on_names_yields_no_note(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
             assert Host("n2", 2, cluster, {"peer": PORT}, find_installed=lambda host, name: "").advertise("peer")
@@ -609,8 +609,8 @@ def test_a_system_that_hands_names_on_is_told_nothing(tmp_path: Path, run_state:
     asyncio.run(main())
 
 
-def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_state: RunState) -> None:
-    """Existing connections stall, new ones are established all the same: neither cut nor whole."""
+def test_a_cut_that_lets_new_connections_through_is_reported_as_partial(tmp_path: Path, run_state: RunState) -> None:
+    """Existing connections stall, but new ones are still established."""
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
@@ -618,19 +618,19 @@ def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_sta
             assert probe is not None
             await cluster.network.cut("f1", {"n1": frozenset({"n2"}), "n2": frozenset({"n1"})})
             leak = Link("n1", "n2")
-            probe._listeners[leak] = probe._listeners[Link("n1", "n3")]  # new connections find a way around
+            probe._listeners[leak] = probe._listeners[Link("n1", "n3")]  # new connections bypass the cut
             for result in await cluster.network.probe([leak], timeout_s=1.0):
                 assert result.passed and result.partial and "not on every existing connection" in result.detail
 
     asyncio.run(main())
 
 
-def test_a_link_without_new_connections_is_not_whole(tmp_path: Path, run_state: RunState) -> None:
+def test_a_link_without_new_connections_is_reported_as_partial(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
             probe = cluster._proxy_probe
             assert probe is not None
-            probe._listeners[Link("n1", "n2")] = (cluster.bind_address("n2"), OTHER_PORT)  # nobody listens
+            probe._listeners[Link("n1", "n2")] = (cluster.bind_address("n2"), OTHER_PORT)  # a port without a listener
             for result in await cluster.network.probe(all_links(cluster), timeout_s=1.0):
                 assert result.passed and result.partial and "not on new connections" in result.detail
 
@@ -668,14 +668,14 @@ def test_delays_and_rates_are_set_per_direction_and_add_up(tmp_path: Path, run_s
             assert await time_of(slow) >= 0.4
             await cluster.links.release("f1")
             assert await time_of(slow) >= 0.2
-            assert await passing(cluster, [fast], 0.19) == {fast}  # the other direction is as it was
+            assert await passing(cluster, [fast], 0.19) == {fast}  # the other direction is unaffected
             await cluster.links.release_all()
             assert await passing(cluster, [slow], 0.19) == {slow}
 
     asyncio.run(main())
 
 
-def test_shapes_that_make_no_sense_are_refused() -> None:
+def test_negative_and_non_finite_shapes_are_refused() -> None:
     for bad in ({"delay_ms": -1}, {"jitter_ms": float("nan")}, {"rate_bytes_per_s": float("inf")}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             LinkShape(**bad)
@@ -697,7 +697,7 @@ def test_an_unknown_host_is_refused(tmp_path: Path, run_state: RunState) -> None
     asyncio.run(main())
 
 
-def test_runs_side_by_side_take_networks_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_runs_use_networks_of_their_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             clusters = []
@@ -721,7 +721,7 @@ def test_two_runs_that_want_the_same_network_do_not_share_it(tmp_path: Path, mon
             ]
             clusters = [await stack.enter_async_context(cluster_of(runs[0], tmp_path / "0", 2))]
             taken = [_network_of(clusters[0])]
-            # Which of the others are free at this moment is up to whatever runs beside this test.
+            # Which of the others are free depends on what runs beside this test.
             monkeypatch.setattr(LocalCluster, "_candidates", lambda self: iter([*taken, *range(1, 255)]))
             clusters.append(await stack.enter_async_context(cluster_of(runs[1], tmp_path / "1", 2)))
             taken = [_network_of(cluster) for cluster in clusters]
@@ -739,7 +739,7 @@ def _network_of(cluster: LocalCluster) -> int:
     return int(cluster.bind_address("n1").split(".")[1])
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path, run_state: RunState) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         with socket.socket() as everywhere:
             everywhere.bind(("0.0.0.0", 0))
@@ -758,28 +758,28 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, run_state: RunState) -> None:
     ("count", "ports", "reason"),
     [(0, [PORT], "1 to 30 replicas, not 0"), (31, [PORT], "not 31"), (3, [70000], "65535")],
 )
-def test_impossible_clusters_are_refused(
+def test_bad_numbers_of_replicas_and_bad_ports_are_refused(
     tmp_path: Path, run_state: RunState, count: int, ports: list[int], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         LocalCluster(node_count=count, run=run_state, work_dir=str(tmp_path), ports=ports)
 
 
-def test_a_system_without_ports_is_told_to_have_some(tmp_path: Path, run_state: RunState) -> None:
+def test_a_system_that_declares_no_ports_is_refused_with_a_remedy(tmp_path: Path, run_state: RunState) -> None:
     with pytest.raises(
         ClusterUnavailable, match=r"the system declares none: .* \(ports = {...} in a plug-in\), or use --cluster net"
     ):
         LocalCluster(node_count=3, run=run_state, work_dir=str(tmp_path), ports=[])
 
 
-def test_a_work_dir_that_cannot_be_written_is_one_line(tmp_path: Path, run_state: RunState) -> None:
+def test_an_unusable_work_directory_is_reported_in_one_line(tmp_path: Path, run_state: RunState) -> None:
     (tmp_path / "file").write_text("")
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path / "file"), ports=[PORT])
     with pytest.raises(ClusterUnavailable, match=r"^local: Not a directory$"):
         asyncio.run(cluster.start())
 
 
-def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
+def test_a_dead_proxy_is_reported_and_the_cluster_still_stops(
     tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
     async def main() -> None:
@@ -796,13 +796,13 @@ def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
     assert not run_state.claims
 
 
-def test_what_was_given_away_ends_with_the_cluster_though_the_agent_was_killed(
+def test_strays_end_with_the_cluster_even_if_the_agent_was_killed(
     tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
     async def main() -> int:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
-            giving_away = ["sh", "-c", "(env -i setsid sleep 601 &); exec sleep 600"]
-            await cluster.spawn("n1", Program(name="wrapper", argv=giving_away, log_name="log"))
+            daemonising = ["sh", "-c", "(env -i setsid sleep 601 &); exec sleep 600"]
+            await cluster.spawn("n1", Program(name="wrapper", argv=daemonising, log_name="log"))
             agent = cluster.agent("n1")
             while not (strays := (await agent.request("strays"))["strays"]):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
@@ -814,8 +814,8 @@ def test_what_was_given_away_ends_with_the_cluster_though_the_agent_was_killed(
     assert process_start_ticks(asyncio.run(main())) is None
 
 
-def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, eventually: Eventually) -> None:
-    """Not even one that a wrapper has given away, with nothing in its environment that says whose it is."""
+def test_killing_the_harness_during_a_partition_leaves_no_process(tmp_path: Path, eventually: Eventually) -> None:
+    """Not even a daemon whose environment does not show which run it belongs to."""
     parent = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("local_parent.py")), str(tmp_path / "s"), str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -833,6 +833,6 @@ def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, e
     asyncio.run(eventually(lambda: all(process_start_ticks(pid) is None for pid in pids)))
 
 
-def test_whole_file_systems_are_left_to_clusters_that_have_them() -> None:
+def test_the_local_cluster_lacks_faults_of_whole_file_systems() -> None:
     for ability in ("freeze", "fill", "shutdown", "crash"):
         assert LocalCluster.missing("disks", ability) is not None

@@ -1,4 +1,4 @@
-"""What is asked of the name server and what it answers, as bytes and over its socket."""
+"""Questions to the name server and its answers, as bytes and over its socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRONG = {"n2": "127.0.0.3", "n3": "127.0.0.2"}
 SERVED = {"listen": "127.0.0.1", "names": NAMES, "wrong": WRONG, "unused": "127.0.0.9"}
 
 
-def test_a_question_is_read_back_and_answered_with_an_address() -> None:
+def test_a_question_is_parsed_and_answered_with_an_address() -> None:
     question = parse_question(question_for("n2", 7))
     assert (question.ident, question.name, question.kind) == (7, "n2", 1)
     answer = answer_to(question, "10.0.0.2")
@@ -30,7 +30,7 @@ def test_a_question_is_read_back_and_answered_with_an_address() -> None:
     assert answer.endswith(bytes([0, 0, 0, 0, 0, 4, 10, 0, 0, 2])), "an address with a lifetime of zero"
 
 
-def test_a_name_without_an_address_of_a_kind_exists_all_the_same() -> None:
+def test_a_known_name_without_an_ipv6_address_gets_an_empty_answer() -> None:
     asked = bytearray(question_for("n2", 7))
     asked[-4:-2] = struct.pack("!H", 28)
     answer = answer_to(parse_question(bytes(asked)), "10.0.0.2")
@@ -51,12 +51,12 @@ def test_a_name_without_an_address_of_a_kind_exists_all_the_same() -> None:
         question_for("n2", 1)[:12] + b"\x3fn2",
     ],
 )
-def test_what_is_no_question_is_refused(message: bytes) -> None:
+def test_malformed_questions_are_refused(message: bytes) -> None:
     with pytest.raises(ValueError, match=r"question|message"):
         parse_question(message)
 
 
-def test_hosts_are_looked_for_in_the_file_and_then_by_dns_and_all_else_as_before() -> None:
+def test_hosts_are_looked_up_in_files_and_then_dns_and_other_databases_as_before() -> None:
     text = nsswitch_file("passwd: files\nhosts:  files mdns4 [NOTFOUND=return] dns\n")
     assert text.splitlines() == ["passwd: files", "hosts: files dns"]
     assert hosts_file("::1\tlocalhost\n", {"n1": "10.0.0.1"}) == "::1\tlocalhost\n10.0.0.1\tn1\n"
@@ -107,7 +107,7 @@ async def ask(server: NameServer) -> Asker:
         ("slow", NAMES),
     ],
 )
-def test_each_kind_of_fault_is_in_every_answer_until_it_is_released(kind: str, found: dict[str, str]) -> None:
+def test_each_kind_of_fault_affects_every_answer_until_it_is_released(kind: str, found: dict[str, str]) -> None:
     async def scenario(server: NameServer) -> None:
         assert {name: answer for name, (answer, _) in (await looked_up(server)).items()} == NAMES
         await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": kind, "delay_ms": 120}}})
@@ -120,12 +120,12 @@ def test_each_kind_of_fault_is_in_every_answer_until_it_is_released(kind: str, f
     served(scenario)
 
 
-def test_only_what_programs_ask_is_counted_and_only_while_the_fault_lasts() -> None:
+def test_only_questions_of_programs_during_the_fault_are_counted() -> None:
     async def scenario(server: NameServer) -> None:
         await (await ask(server)).answers.get()
         await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": "wrong", "delay_ms": 0}}})
         await looked_up(server)
-        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [0, 0]}, "the harness's own questions"
+        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [0, 0]}, "questions of the harness do not count"
         answer = await (await ask(server)).answers.get()
         assert answer.endswith(bytes([127, 0, 0, 3]))
         await server.release_all({})
@@ -135,7 +135,7 @@ def test_only_what_programs_ask_is_counted_and_only_while_the_fault_lasts() -> N
     served(scenario)
 
 
-def test_of_faults_beside_one_another_the_stronger_counts_and_delays_stay() -> None:
+def test_concurrent_faults_give_the_strongest_answer_and_keep_their_delays() -> None:
     async def scenario(server: NameServer) -> None:
         for number, kind in enumerate(("wrong", "gone", "slow")):
             fault = {"kind": kind, "delay_ms": 60 * (number == 2)}
@@ -149,8 +149,8 @@ def test_of_faults_beside_one_another_the_stronger_counts_and_delays_stay() -> N
     served(scenario)
 
 
-def test_of_processes_only_those_that_are_not_ending_see_a_file(tmp_path: Path) -> None:
-    """One that has ended and was not waited for has a number and no root any more."""
+def test_a_process_that_has_ended_does_not_count_as_seeing_another_file(tmp_path: Path) -> None:
+    """A zombie still has a process id, but no root directory."""
     ours, other = tmp_path / "ours", tmp_path / "other"
     for file in (ours, other):
         file.write_text("text")

@@ -1,4 +1,4 @@
-"""The netns cluster on real namespaces: hosts, cuts, probes, and what is left afterwards (nothing)."""
+"""The netns cluster on real namespaces: hosts, cuts, probes and cleanup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [
 PORT = 7000
 EXTRA_HOST = "ns1"
 RUN = f"tn{os.getpid()}"
-"""Begins every run id: names of namespaces are shared with tests that run beside."""
+"""Prefix of every run id: names of namespaces are shared with concurrent tests."""
 
 
 SERVER = f"""
@@ -60,7 +60,7 @@ def own_namespace() -> tuple[int, int]:
 def with_cluster(
     tmp_path: Path, scenario: Callable[[NetnsCluster], Awaitable[None]], *, node_count: int = 3, run_id: str = RUN
 ) -> None:
-    """Run `scenario` on a started cluster, take it down, and see that nothing is left."""
+    """Run `scenario` on a started cluster, stop it, and check that nothing is left."""
 
     async def body() -> None:
         run = RunState.create(run_id, state_root=str(tmp_path / "state"))
@@ -125,7 +125,7 @@ def test_a_cut_is_one_way_and_silent_and_ends_with_its_heal(tmp_path: Path) -> N
             sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sender, connection:
-            # Nobody listens there: without the cut both would be told so at once.
+            # There is no listener: without the cut both would fail at once.
             for _ in range(3):
                 sender.sendto(b"x", (cluster.bind_address("n2"), PORT))
             connection.settimeout(0.3)
@@ -159,7 +159,7 @@ def test_overlapping_cuts_heal_one_by_one(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-def test_the_probe_sees_through_a_cut_that_does_not_cut(tmp_path: Path) -> None:
+def test_a_probe_passes_a_cut_whose_rules_were_removed(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster) -> None:
         await cluster.network.cut("f1", {"n2": frozenset({"n1"}), "n3": frozenset({"n1"})})
         nft(RUN, "n2", "flush", "chain", "inet", "splitbrain", "input")
@@ -181,7 +181,7 @@ def test_the_probe_sees_through_a_cut_that_does_not_cut(tmp_path: Path) -> None:
     with_cluster(tmp_path, scenario)
 
 
-SAY = """
+SEND_UDP = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     sender.sendto(b"x" * 72, (sys.argv[1], int(sys.argv[2])))
@@ -197,13 +197,13 @@ ip link set inside up
 ip neigh add {INNER} lladdr 02:00:00:00:00:01 dev outside
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
-"""A network within a host, as that of a container there: what is for it is forwarded."""
+"""A network within a host, like that of a container, to which the host forwards packets."""
 
 
 @pytest.mark.parametrize("forwards", [False, True])
-def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_path: Path, forwards: bool) -> None:
-    """Probes alone are no exercise; a rule that is lost after the proof shows by what it lets through. All of that also
-    of what a host forwards to a replica in a network within it."""
+def test_traffic_of_programs_hits_a_cut_and_disproves_it_if_it_passes(tmp_path: Path, forwards: bool) -> None:
+    """Probes alone do not exercise a cut; a rule that is lost after the proof shows in the traffic that passes. The
+    same holds for what a host forwards to a network within it."""
 
     async def scenario(cluster: NetnsCluster) -> None:
         target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
@@ -213,8 +213,8 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
             assert await cluster.run("n1", ["ip", "route", "add", INNER, "via", address]) == (0, "", "")
             address = INNER
 
-        async def say() -> None:
-            argv = [sys.executable, "-c", SAY, address, str(PORT)]
+        async def send() -> None:
+            argv = [sys.executable, "-c", SEND_UDP, address, str(PORT)]
             assert await cluster.run("n1", argv) == (0, "", "")
 
         async def met(during: Callable[[], Awaitable[None]]) -> Proof:
@@ -233,15 +233,15 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
 
         async def lose_the_rule() -> None:
             nft(RUN, "n2", "flush", "chain", "inet", "splitbrain", "input")
-            await say()
+            await send()
 
         unmet = await met(nothing)
         assert unmet.proven and unmet.exercised is False
         assert "none has ever used n1->n2" in unmet.detail
-        await say()
+        await send()
         unmet = await met(nothing)
         assert unmet.exercised is False and "ever" not in unmet.detail
-        run_into = await met(say)
+        run_into = await met(send)
         assert run_into.proven and run_into.exercised is True
         assert run_into.detail == "100 bytes of the system's traffic ran into the cut, on 1 of 1 links"
         leaked = await met(lose_the_rule)
@@ -252,11 +252,11 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
     with_cluster(tmp_path, scenario)
 
 
-def test_hosts_do_not_meet_over_ipv6_and_a_proof_sees_it_when_they_do(tmp_path: Path) -> None:
+def test_ipv6_between_hosts_is_blocked_and_disproves_a_cut_if_it_is_not(tmp_path: Path) -> None:
     with_cluster(tmp_path, expect_ipv6_is_closed)
 
 
-def test_a_source_that_may_not_send_is_said_so_and_probes_run_side_by_side(tmp_path: Path) -> None:
+def test_a_source_that_cannot_send_is_reported_and_probes_run_concurrently(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster) -> None:
         nft(RUN, "n1", "add chain inet splitbrain out { type filter hook output priority 0; policy drop; }")
         first, second = await asyncio.gather(
@@ -272,7 +272,7 @@ def test_a_source_that_may_not_send_is_said_so_and_probes_run_side_by_side(tmp_p
     with_cluster(tmp_path, scenario)
 
 
-def test_clusters_side_by_side_have_the_same_addresses_and_do_not_meet(tmp_path: Path) -> None:
+def test_concurrent_clusters_have_the_same_addresses_and_are_isolated(tmp_path: Path) -> None:
     async def scenario(outer: NetnsCluster) -> None:
         run = RunState.create(RUN + "-2", state_root=str(tmp_path / "state"))
         inner = NetnsCluster(node_count=3, run=run, work_dir=str(tmp_path / "inner"), ports=[PORT])
@@ -317,16 +317,16 @@ def test_programs_run_on_their_hosts_and_clients_reach_them(tmp_path: Path) -> N
     with_cluster(tmp_path, scenario)
 
 
-GIVE_AWAY = '(env -i setsid "$@" &); exec sleep 600'
-"""Starts a program as nobody's, with nothing of its environment, and stays itself."""
+DAEMONISE = '(env -i setsid "$@" &); exec sleep 600'
+"""Starts a program as a daemon with an empty environment, and keeps running itself."""
 
 
-def test_a_daemon_that_was_given_away_is_seen_and_goes_with_the_cluster(tmp_path: Path) -> None:
-    """The loop device of the host goes too, on which the daemon has its directory."""
+def test_a_stray_daemon_is_listed_and_ends_with_the_cluster(tmp_path: Path) -> None:
+    """So does the loop device of the host, on which the daemon has its directory."""
     pids = []
 
     async def scenario(cluster: NetnsCluster) -> None:
-        argv = ["sh", "-c", f"cd {cluster.data_dir('n1')}; {GIVE_AWAY}", "sh", "sleep", "601"]
+        argv = ["sh", "-c", f"cd {cluster.data_dir('n1')}; {DAEMONISE}", "sh", "sleep", "601"]
         wrapper = await cluster.spawn("n1", Program(name="server", argv=argv, log_name="server.log"))
         async with asyncio.timeout(20):
             while not (found := await cluster.strays("n1")):  # noqa: ASYNC110 - another process

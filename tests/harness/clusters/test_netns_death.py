@@ -28,7 +28,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 PARENT = Path(__file__).with_name("netns_parent.py")
 NOBODY = 65534
 MINE = f"death{os.getpid()}"
-"""Begins every run id: names of namespaces are shared with tests that run beside."""
+"""Prefix of every run id: names of namespaces are shared with concurrent tests."""
 A_RUN, B_RUN, O_RUN = (f"{MINE}-{letter}" for letter in "abo")
 CLEAN = (
     "import sys; from harness.cleanup import clean\n"
@@ -180,20 +180,20 @@ def remains(place: Place, run_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_killed_harness_is_cleaned_up_after_and_a_live_one_is_left_alone(
+def test_clean_removes_what_a_killed_harness_left_and_leaves_a_live_one_alone(
     place: Callable[[User], Place], user: User
 ) -> None:
     here = place(user)
     victim, survivor = here.start(A_RUN), here.start(B_RUN)
     facts, survivor_facts = here.facts(victim, A_RUN), here.facts(survivor, B_RUN)
     assert facts["inside"] is not user.is_root
-    assert facts["pid"] == victim.pid, "it is one process from the command line to the inner harness"
+    assert facts["pid"] == victim.pid, "the command line and the inner harness are one process"
     assert facts["passed"] == survivor_facts["passed"] == [False, True, True]
     assert len(namespaces_of(A_RUN)) == (5 if user.is_root else 0)
 
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    # The kernel ends the hosts' processes with their parent, before anybody cleans.
+    # The kernel ends the hosts' processes with their parent, before `clean` runs.
     until(lambda: all(process_start_ticks(pid) is None for pid in facts["processes"]))
     assert remains(here, A_RUN) != []
     done = here.clean()
@@ -207,14 +207,14 @@ def test_a_killed_harness_is_cleaned_up_after_and_a_live_one_is_left_alone(
     assert os.path.isdir(survivor_facts["scratch"])
 
     survivor.send_signal(signal.SIGINT)
-    assert survivor.wait(timeout=30) == 42, "Ctrl-C reaches the inner harness, and its exit status comes back"
+    assert survivor.wait(timeout=30) == 42, "Ctrl-C reaches the inner harness, and its exit status is returned"
     assert remains(here, B_RUN) == []
     assert f"run {MINE}" not in here.clean().stdout
     assert os.listdir(here.state) == []
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_killed_at_any_moment_nothing_is_left_after_clean(place: Callable[[User], Place], user: User) -> None:
+def test_clean_leaves_nothing_of_a_harness_killed_at_any_moment(place: Callable[[User], Place], user: User) -> None:
     here = place(user)
     rng = random.Random(7)
     for number in range(6):
@@ -234,7 +234,7 @@ def test_killed_at_any_moment_nothing_is_left_after_clean(place: Callable[[User]
 
 @pytest.mark.parametrize("user", USERS)
 def test_processes_that_outlive_the_harness_are_found_by_their_mark(place: Callable[[User], Place], user: User) -> None:
-    """As they do where the kernel's death signal was lost: a program that cleared it, say."""
+    """As when the death signal of the kernel was lost, for example because a program cleared it."""
     here = place(user)
     victim = here.start(O_RUN)
     facts = here.facts(victim, O_RUN)

@@ -1,4 +1,4 @@
-"""The shim on hosts of this machine: it takes effect wherever the store is, and is gone with the run."""
+"""The shim on hosts of this machine: it takes effect wherever the store is, and is removed with the run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cluster_in(work_dir: Path, run: RunState, port: int) -> LocalCluster:
 
 
 async def seen_by_a_program(cluster: LocalCluster) -> tuple[float, str]:
-    """How far the clock of a program on the host is off, in seconds, and what its write to the data came to."""
+    """The clock offset of a program on the host, in seconds, and the outcome of its write to the data."""
     argv = [sys.executable, "-I", "-S", "-c", LOOK, cluster.data_dir("n1")]
     process = await cluster.spawn("n1", Program(name="look", argv=argv, log_name="look.log"))
     assert await asyncio.wait_for(process.wait(), 60) == 0
@@ -53,7 +53,7 @@ async def seen_by_a_program(cluster: LocalCluster) -> tuple[float, str]:
     return float(clock) - time.time(), write
 
 
-def test_a_store_that_no_configuration_can_name_is_one_line(tmp_path: Path) -> None:
+def test_a_store_whose_path_is_not_utf8_is_refused_in_one_line(tmp_path: Path) -> None:
     run = RunState.create(f"test-{os.getpid()}-name", state_root=str(tmp_path / "states"))
     with pytest.raises(OperatorError, match=r"is not valid UTF-8, .*: choose another place with --store DIR") as caught:
         cluster_in(tmp_path / "not UTF-8 \udcff", run, 23911)
@@ -62,7 +62,7 @@ def test_a_store_that_no_configuration_can_name_is_one_line(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", HARD_NAMES)
-def test_faults_are_felt_wherever_the_store_is(tmp_path: Path, name: str) -> None:
+def test_faults_take_effect_wherever_the_store_is(tmp_path: Path, name: str) -> None:
     work_dir = tmp_path / name / "logs"
 
     async def main() -> None:
@@ -99,13 +99,13 @@ def test_a_temporary_directory_that_the_loader_cannot_name_is_not_used(
         (tmp_path / name).mkdir()
         monkeypatch.setenv("TMPDIR", str(tmp_path / name))
         assert str(tmp_path / name) not in library_directories()
-        assert why_no_shim.__wrapped__() is None, "it is proven in another place"
+        assert why_no_shim.__wrapped__() is None, "the shim works in another directory"
     (tmp_path / "link").symlink_to(tmp_path / HARD_NAMES[0])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "link"))
     assert str(tmp_path / "link") not in library_directories()
 
 
-def test_a_library_that_is_not_felt_stops_the_run_and_leaves_nothing(
+def test_a_library_without_effect_stops_the_run_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -135,6 +135,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     left = {path.name: path for path in tmp_path.glob("splitbrain-*")}
     assert sorted(left) == ["splitbrain-killed-run-agents", "splitbrain-killed-run-shim"]
-    assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library is there"
+    assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library exists"
     report = clean(state_root=str(states), report=lambda line: None)
     assert report.left == [] and not any(path.exists() for path in left.values())

@@ -1,4 +1,4 @@
-"""Limits on what programs may use, as the kernel reports them: in force, met, and gone; agents are not limited."""
+"""Resource limits of programs, as the kernel reports them: in force, hit and released."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ USE = {
     "    try: open('/dev/null').close()\n"
     "    except OSError as error: print(error.strerror, flush=True)\n    time.sleep(0.02)",
 }
-"""Programs that never have enough of something. (A file of 64 KiB, written anew, lives on what is set aside for it.)"""
+"""Programs that want ever more of something. (A rewritten file of 64 KiB fits into what the kernel sets aside.)"""
 SAYS = {"processes": "Resource temporarily unavailable", "descriptors": "Too many open files"}
 
 
@@ -65,7 +65,7 @@ async def with_cluster(made: Any, kind: str, scenario: Callable[[Any], Awaitable
 
 def target_of(cluster: Any, children: dict[str, AgentProcess], again: Callable[[str], Awaitable[AgentProcess]]) -> Any:
     async def restart(host: str) -> None:
-        children[host] = await again(host)  # one that was killed for want of memory
+        children[host] = await again(host)  # one that ran out of memory
 
     processes = ReplicaProcesses(cluster.hosts, process=lambda host: children[host], restart=restart)
 
@@ -84,7 +84,7 @@ async def met(target: Any, host: str, kind: str) -> int:
 @pytest.mark.root
 @pytest.mark.netns
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_limit_is_met_by_the_program_and_by_nobody_else(
+def test_a_resource_limit_is_hit_by_programs_of_the_limited_host_only(
     kind: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
     if WHY_NOT[kind] is not None:
@@ -107,7 +107,7 @@ def test_a_limit_is_met_by_the_program_and_by_nobody_else(
         if kind != "descriptors":
             before = planned.evidence["met"]["n1"]
             async with asyncio.timeout(20):
-                while await met(target, "n1", kind) <= before:  # noqa: ASYNC110 - the kernel tells nobody
+                while await met(target, "n1", kind) <= before:  # noqa: ASYNC110 - the kernel sends no event
                     await asyncio.sleep(0.05)
         await RESOURCES.heal(target, planned)
         await RESOURCES.heal(target, planned)
@@ -122,16 +122,16 @@ def test_a_limit_is_met_by_the_program_and_by_nobody_else(
 
 
 class _Rng:
-    """The least of everything."""
+    """Always the lowest number."""
 
     def randint(self, low: int, high: int) -> int:
         return low
 
 
-def test_a_limit_of_two_faults_goes_with_the_second(
+def test_a_limit_of_two_faults_lasts_until_the_second_is_released(
     tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """On the cluster that needs no privileges; what a child has it has from its parent, and it is given that back."""
+    """On the cluster that needs no privileges; the limit that a child inherited is restored."""
 
     async def scenario(cluster: Any) -> None:
         child = await start(cluster, "n1", "descriptors", eventually, tmp_path)
@@ -160,15 +160,15 @@ print("up", flush=True)
 sys.stdin.readline()
 os.close(held)
 while True:
-    time.sleep(0.01)  # else half of all looks are at a moment in which it has the file open again
+    time.sleep(0.01)  # otherwise half of all checks find the file open again
     try: os.close(os.open("/dev/null", os.O_RDONLY))
     except OSError as error: print(error.strerror, flush=True); break
 sys.stdin.read()
 """
 
 
-def test_what_a_program_held_for_an_instant_it_may_not_have_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was looked at while it had a file open, which it closed at once; the next one needs the same number."""
+def test_a_descriptor_closed_while_the_limit_is_set_cannot_be_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check finds a file open that is closed at once; reopening it needs the same number."""
 
     lowest_free, seen = own_resources._lowest_free, []
 
@@ -208,13 +208,13 @@ def test_what_a_program_held_for_an_instant_it_may_not_have_again(monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", ["cpu", "memory", "processes"])
-def test_what_needs_control_groups_is_left_to_clusters_that_have_them(kind: str) -> None:
+def test_limits_that_need_control_groups_are_refused_on_local_with_a_remedy(kind: str) -> None:
     assert "use --cluster netns as root" in str(LocalCluster.missing("resources", kind))
     assert LocalCluster.missing("resources", "descriptors") is None
 
 
 @pytest.mark.parametrize("cluster", [LocalCluster, NetnsCluster])
-def test_what_carries_out_an_ability_is_known_for_each(cluster: Any) -> None:
+def test_every_ability_has_a_named_mechanism(cluster: Any) -> None:
     of_clusters = {interface: abilities for interface, abilities in ABILITIES.items() if interface != "operator"}
     assert all(cluster.mechanism_of(interface, ability) for interface, of in of_clusters.items() for ability in of)
     assert cluster.mechanism_of("resources", "cpu") != cluster.mechanism_of("resources", "descriptors")
@@ -233,10 +233,10 @@ while True:
 """
 
 
-def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
+def test_a_program_that_cannot_accept_hits_the_descriptor_limit(
     tmp_path: Path, run_state: RunState, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the queue of its socket. A program that may still accept has met nothing, whatever is said of its limit."""
+    """The queue of its socket shows it. A program that can still accept is not hit, whatever its limit."""
 
     async def scenario(cluster: Any) -> None:
         program = Program(name="accepts", argv=[sys.executable, "-c", ACCEPTS], log_name="accepts.log")
@@ -270,7 +270,7 @@ def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
 
 
-COMES_LATE = """
+NEVER_ACCEPTS = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print("up", flush=True)
@@ -279,11 +279,11 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("has_numbers_left", [True, False])
-def test_who_has_only_not_come_to_accept_yet_is_short_of_nothing(
+def test_an_unaccepted_connection_is_a_hit_only_if_no_descriptor_is_free(
     has_numbers_left: bool, tmp_path: Path, run_state: RunState, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(cluster: Any) -> None:
-        program = Program(name="late", argv=[sys.executable, "-c", COMES_LATE], log_name="late.log")
+        program = Program(name="late", argv=[sys.executable, "-c", NEVER_ACCEPTS], log_name="late.log")
         child = await cluster.spawn("n1", program)
         await eventually(lambda: "up" in Path(child.log_path).read_text())
         resources: OwnResources = cluster.resources
@@ -302,14 +302,14 @@ def test_who_has_only_not_come_to_accept_yet_is_short_of_nothing(
 
 
 @pytest.mark.parametrize("ends", ["before the proof", "after it"])
-def test_a_limit_that_a_program_ends_of_was_in_force_and_perhaps_met(
+def test_hits_of_a_limit_are_unknown_once_the_limited_program_has_exited(
     ends: str, tmp_path: Path, run_state: RunState, eventually: Eventually
 ) -> None:
-    """Many take it for fatal that they cannot accept: nothing is left of which the kernel could tell."""
+    """Many programs exit when they cannot accept: then the kernel has nothing to report."""
 
     async def scenario(cluster: Any) -> None:
         async def start_on(host: str) -> AgentProcess:
-            program = Program(name="late", argv=[sys.executable, "-c", COMES_LATE], log_name=f"{host}.log")
+            program = Program(name="late", argv=[sys.executable, "-c", NEVER_ACCEPTS], log_name=f"{host}.log")
             child: AgentProcess = await cluster.spawn(host, program)
             await eventually(lambda: "up" in Path(child.log_path).read_text())
             return child

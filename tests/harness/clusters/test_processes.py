@@ -49,7 +49,9 @@ def log_of(child: AgentProcess) -> str:
     return Path(child.log_path).read_text()
 
 
-def test_a_program_runs_marked_and_logged(tmp_path: Path, run_state: RunState, own_host: OwnHost) -> None:
+def test_a_program_has_the_run_id_in_its_environment_and_a_log(
+    tmp_path: Path, run_state: RunState, own_host: OwnHost
+) -> None:
     async def main() -> None:
         async with own_host(run_state, tmp_path) as host:
             assert [claim.kind for claim in run_state.claims] == [KIND_PROCESS], "the agents' parent"
@@ -74,7 +76,7 @@ def test_a_program_runs_marked_and_logged(tmp_path: Path, run_state: RunState, o
     asyncio.run(main())
 
 
-def test_terminate_is_polite_first(
+def test_terminate_sends_sigterm_before_sigkill(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -94,7 +96,7 @@ def test_terminate_is_polite_first(
     asyncio.run(main())
 
 
-def test_kill_takes_the_whole_group(
+def test_a_killed_or_exited_program_takes_its_process_group_with_it(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -121,7 +123,7 @@ FAMILY = """
 import os, sys, time
 
 def rest(name):
-    os.write(1, f"{name} {os.getpid()}\\n".encode())  # in one piece, whatever Python buffers
+    os.write(1, f"{name} {os.getpid()}\\n".encode())  # in one write, without Python's buffers
     while True:
         time.sleep(0.01)
 
@@ -138,8 +140,8 @@ if os.fork() == 0:
     os.execve(sys.executable, [sys.executable, "-c", sys.argv[1]], os.environ)
 rest("first")
 """
-"""Four processes: the first one, a child, one in a session of its own, and an orphan that left every trace of where it
-came from but its environment."""
+"""Four processes: the first one, a child, one in a session of its own, and an orphan that only its environment
+identifies."""
 ORPHAN = "import os, time\nos.write(1, b'orphan %d\\n' % os.getpid())\nwhile True: time.sleep(0.01)"
 
 
@@ -150,7 +152,7 @@ def state_of(pid: int) -> str:
         return ""
 
 
-def test_every_process_of_a_program_is_seen_stopped_continued_and_killed(
+def test_every_process_of_a_program_is_listed_paused_resumed_and_killed(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -175,10 +177,10 @@ def test_every_process_of_a_program_is_seen_stopped_continued_and_killed(
     asyncio.run(main())
 
 
-def test_who_is_continued_while_it_is_being_stopped_goes_on(
+def test_a_program_continued_while_it_is_being_stopped_keeps_running(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
-    """As where the stopping was given up: the agent still goes on with it."""
+    """As when a stop was abandoned that the agent still carries out."""
 
     async def main() -> None:
         async with own_host(run_state, tmp_path) as host:
@@ -204,10 +206,10 @@ if os.fork() == 0:
     os.execve(sys.executable, [sys.executable, "-c", sys.argv[1]], os.environ)
 {HEADLESS}
 """.replace("import os", "import os, sys", 1)
-"""Two processes whose first threads have ended: the first one, and an orphan that only its environment gives away."""
+"""Two processes whose first threads have ended: the first one, and an orphan that only its environment identifies."""
 
 
-def test_a_process_whose_first_thread_has_ended_is_seen_stopped_continued_and_killed(
+def test_a_process_whose_first_thread_has_ended_is_listed_paused_resumed_and_killed(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -237,10 +239,10 @@ if os.fork() == 0:
     ctypes.CDLL(None).vfork()
 signal.pause()
 """
-"""A child that waits for one of its own to become another program, which never does."""
+"""A child that waits in vfork for its own child to execute a program, which never happens."""
 
 
-def test_a_process_that_waits_in_the_kernel_meets_a_signal_once_it_is_there(
+def test_a_pending_stop_of_a_process_that_waits_in_the_kernel_is_reported(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -258,7 +260,7 @@ def test_a_process_that_waits_in_the_kernel_meets_a_signal_once_it_is_there(
     asyncio.run(main())
 
 
-def test_what_still_runs_ends_with_the_agents(
+def test_programs_that_still_run_end_with_the_agents(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:
     async def main() -> None:
@@ -276,7 +278,9 @@ def test_what_still_runs_ends_with_the_agents(
     asyncio.run(main())
 
 
-def test_a_program_that_cannot_run_is_one_line(tmp_path: Path, run_state: RunState, own_host: OwnHost) -> None:
+def test_a_program_that_cannot_be_started_is_reported_in_one_line(
+    tmp_path: Path, run_state: RunState, own_host: OwnHost
+) -> None:
     async def main() -> None:
         async with own_host(run_state, tmp_path) as host:
             missing = Program(name="broker", argv=["/nowhere/broker"], log_name="log")
@@ -291,7 +295,7 @@ def test_a_program_that_cannot_run_is_one_line(tmp_path: Path, run_state: RunSta
     asyncio.run(main())
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="death signals are Linux's")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the death signals of Linux")
 def test_nothing_outlives_a_killed_harness(tmp_path: Path, eventually: Eventually) -> None:
     parent = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("processes_parent.py")), str(tmp_path / "s"), str(tmp_path)],
@@ -310,6 +314,6 @@ def test_nothing_outlives_a_killed_harness(tmp_path: Path, eventually: Eventuall
     asyncio.run(eventually(lambda: not any(is_alive(pid) for pid in pids)))
 
 
-def test_the_descriptor_limit_is_raised_to_what_is_allowed() -> None:
+def test_raising_the_descriptor_limit_again_gives_the_same_limit() -> None:
     limit = raise_descriptor_limit()
     assert limit == raise_descriptor_limit() > 0

@@ -1,4 +1,4 @@
-"""Programs that no library reaches, on hosts of this machine: started by the launcher, met, counted, and released."""
+"""Faults on programs of this machine's hosts that no library reaches: started by the launcher, hit, and released."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ Scenario = Callable[[Target], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A program that is linked statically and one that is not, where any user finds them."""
+    """A statically and a dynamically linked program, where any user may reach them."""
     directory = tmp_path_factory.mktemp("programs")
     (directory / "writer.c").write_text(SOURCE)
     built = {}
@@ -124,7 +124,7 @@ def on_a_host(
     mechanism: str | None = None,
     multiprocess: bool = False,
 ) -> None:
-    """Run a program on a local cluster that is prepared for the faults here, and `scenario` on it."""
+    """Run a program on a local cluster that is prepared for these faults, and `scenario` on it."""
 
     async def main() -> None:
         run = RunState.create(f"reach-{os.getpid()}-{tmp_path.name[-20:]}", state_root=str(tmp_path / "states"))
@@ -147,7 +147,7 @@ def on_a_host(
 
 
 async def wrote(cluster: LocalCluster, more_than: int = 0, *, name: str = "log") -> int:
-    """Wait until the log is longer."""
+    """Wait until the log is longer; returns its size."""
     path = Path(cluster.data_dir("n1"), name)
     async with asyncio.timeout(DEADLINE_S):
         while not path.exists() or path.stat().st_size <= more_than:  # noqa: ASYNC110 - a program elsewhere
@@ -161,7 +161,7 @@ def fault(nemesis: Any, variant: str, **details: Any) -> Injection:
 
 
 async def proofs(nemesis: Any, target: Target, injection: Injection) -> tuple[Proof, Proof, Proof]:
-    """Of a fault, of what was met of it, and of its healing."""
+    """The proofs of a fault, of its hits, and of its healing."""
     await nemesis.inject(target, injection)
     proof = await nemesis.prove(target, injection)
     async with asyncio.timeout(DEADLINE_S):
@@ -178,7 +178,7 @@ def has_filter(target: Target) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "word"), [("static", "seccomp"), ("dynamic", "the preloaded shim")])
-def test_a_stall_is_met_by_whatever_is_linked_however(
+def test_a_stall_hits_statically_and_dynamically_linked_programs(
     tmp_path: Path, programs: dict[str, str], kind: str, word: str
 ) -> None:
     async def scenario(target: Target) -> None:
@@ -192,8 +192,8 @@ def test_a_stall_is_met_by_whatever_is_linked_however(
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
-def test_a_fault_that_comes_while_a_program_starts_is_met(tmp_path: Path, programs: dict[str, str]) -> None:
-    """Its supervisor, or the driver of its clock, has not begun by then."""
+def test_a_fault_injected_while_a_program_starts_is_proven(tmp_path: Path, programs: dict[str, str]) -> None:
+    """Its supervisor, or the driver of its clock, has not started by then."""
 
     async def scenario(target: Target) -> None:
         assert target.process is not None
@@ -209,10 +209,10 @@ def test_a_fault_that_comes_while_a_program_starts_is_met(tmp_path: Path, progra
     on_a_host(tmp_path, lambda data: [programs["static"], data], scenario)
 
 
-def test_a_running_program_that_cannot_be_given_a_filter_proves_nothing(
+def test_a_stall_is_not_proven_for_a_program_with_its_own_seccomp_filter(
     tmp_path: Path, programs: dict[str, str]
 ) -> None:
-    """Here it has one of its own: nothing is done to it, and the stall does not reach it."""
+    """The program is left alone, so the stall does not reach it."""
 
     async def scenario(target: Target) -> None:
         assert has_filter(target)
@@ -250,10 +250,10 @@ int main(int argc, char **argv)
     }
 }
 """
-"""When it is told to, it gives its file one more number, writes by that, and takes it back."""
+"""On request, it duplicates the descriptor of its file, writes by that, and closes it."""
 
 
-def test_a_write_past_a_fault_disproves_it_also_when_its_descriptor_is_gone(tmp_path: Path) -> None:
+def test_a_write_by_a_duplicate_descriptor_closed_since_disproves_a_fault(tmp_path: Path) -> None:
     (tmp_path / "past.c").write_text(WRITES_PAST)
     subprocess.run([str(COMPILER), "-static", "-o", str(tmp_path / "past"), str(tmp_path / "past.c")], check=True)
     order = tmp_path / "order"
@@ -274,7 +274,7 @@ def test_a_write_past_a_fault_disproves_it_also_when_its_descriptor_is_gone(tmp_
     on_a_host(tmp_path, lambda data: [str(tmp_path / "past"), data, str(order)], scenario)
 
 
-def test_where_running_programs_cannot_be_given_filters_they_have_them_from_their_start(
+def test_filters_are_installed_at_the_start_where_they_cannot_be_attached_later(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(self: AgentShim, host: str) -> LauncherTrial:
@@ -291,7 +291,9 @@ def test_where_running_programs_cannot_be_given_filters_they_have_them_from_thei
 
 
 @pytest.mark.parametrize(("kind", "word"), [("static", "the patched vDSO"), ("dynamic", "the preloaded shim")])
-def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str], kind: str, word: str) -> None:
+def test_a_clock_skew_reaches_statically_and_dynamically_linked_programs(
+    tmp_path: Path, programs: dict[str, str], kind: str, word: str
+) -> None:
     async def scenario(target: Target) -> None:
         injection = fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
         await CLOCK.inject(target, injection)
@@ -303,10 +305,10 @@ def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
-def test_a_monotonic_clock_of_a_server_that_the_shim_does_not_reach_proves_nothing(
+def test_a_monotonic_skew_is_not_proven_for_a_server_that_the_shim_does_not_reach(
     tmp_path: Path, programs: dict[str, str]
 ) -> None:
-    """The program that was started is reached, and reads its clock; what it has started, the server, is not."""
+    """The program that was started is reached, but the server that it starts is not."""
     supervise = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[1:])
@@ -327,8 +329,10 @@ while child.poll() is None:
     on_a_host(tmp_path, command, scenario)
 
 
-def test_a_monotonic_clock_that_another_mechanism_has_is_out_of_reach(tmp_path: Path, programs: dict[str, str]) -> None:
-    """The newest program has its clock from the shim, the first one from the vDSO, whose wall clock alone is moved."""
+def test_the_monotonic_clock_of_a_program_with_a_patched_vdso_is_out_of_reach(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    """The shim skews the clocks of the newest program; the vDSO of the first one skews its wall clock only."""
 
     async def scenario(target: Target) -> None:
         first, data = target.process, target.cluster.data_dir("n1")
@@ -344,8 +348,8 @@ def test_a_monotonic_clock_that_another_mechanism_has_is_out_of_reach(tmp_path: 
 
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_a_power_cut_takes_from_every_program_of_a_host(tmp_path: Path, mechanism: str) -> None:
-    """Each keeps an account of its own: Redis and the Sentinel beside it both write."""
+def test_a_power_cut_loses_unsynced_writes_of_every_program_of_a_host(tmp_path: Path, mechanism: str) -> None:
+    """Each has its own account, as Redis and the Sentinel beside it would."""
     script = """
 import sys, time
 with open(sys.argv[1], "ab", buffering=0) as log:
@@ -375,7 +379,7 @@ with open(sys.argv[1], "ab", buffering=0) as log:
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_power_cut_counts_what_the_replica_wrote(tmp_path: Path, programs: dict[str, str], kind: str) -> None:
+def test_a_power_cut_counts_the_writes_of_the_replica(tmp_path: Path, programs: dict[str, str], kind: str) -> None:
     async def scenario(target: Target) -> None:
         injection = fault(POWER, "cut@n1", model="ext4")
         await POWER.inject(target, injection)
@@ -386,8 +390,8 @@ def test_a_power_cut_counts_what_the_replica_wrote(tmp_path: Path, programs: dic
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
-def test_a_power_cut_of_a_program_of_several_processes_is_accounted_for(tmp_path: Path) -> None:
-    """The library keeps an account for one process; told that several write, the launcher keeps it for all of them."""
+def test_a_power_cut_of_several_processes_needs_a_program_declared_as_such(tmp_path: Path) -> None:
+    """The library keeps an account of one process; if several are declared, the launcher keeps one of all."""
     script = """
 import os, sys, time
 os.fork()
@@ -415,9 +419,9 @@ with open(f"{sys.argv[1]}/log", "ab", buffering=0) as log:
 
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_a_power_cut_says_what_it_cannot_take_back(tmp_path: Path, mechanism: str) -> None:
-    """Beside what it writes by calls, the program changes a file by a mapping, and reads others. One that it has mapped
-    and never synced is gone with what was written to it, where the account is as old as the program."""
+def test_a_power_cut_reports_writes_through_mappings_that_it_keeps(tmp_path: Path, mechanism: str) -> None:
+    """The program writes by calls and through a mapping, and reads other mappings. A mapped file that was never synced
+    is lost as a whole if the account is as old as the program."""
     script = """
 import mmap, os, sys, time
 directory = sys.argv[1]
@@ -453,10 +457,10 @@ with open(f"{directory}/log", "ab", buffering=0) as log:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("a", True), ("r+", True), ("r", False)])
-def test_a_power_cut_says_that_it_does_not_see_the_buffers_of_the_c_library(
+def test_a_power_cut_reports_buffers_of_the_c_library_that_it_does_not_see(
     tmp_path: Path, mode: str, expected: bool
 ) -> None:
-    """The program writes by calls, and to another file by fwrite; or it reads that."""
+    """The program writes by calls, and writes to another file by fwrite, or only reads that."""
     script = (
         "import ctypes, os, sys, time\n"
         "libc, other = ctypes.CDLL(None), sys.argv[1] + '/other'\n"
@@ -484,8 +488,8 @@ def test_a_power_cut_says_that_it_does_not_see_the_buffers_of_the_c_library(
 
 
 @pytest.mark.parametrize("calls_too", [True, False])
-def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp_path: Path, calls_too: bool) -> None:
-    """The program writes by fwrite, and beside that by calls, or not: then it meets nothing."""
+def test_a_disk_fault_reports_buffers_of_the_c_library_that_it_does_not_see(tmp_path: Path, calls_too: bool) -> None:
+    """The program writes by fwrite, and by calls too or not; without calls it is not hit."""
     script = (
         "import ctypes, os, sys, time\n"
         "libc = ctypes.CDLL(None)\n"
@@ -509,7 +513,7 @@ def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp
         await DISK_ERROR.inject(target, injection)
         proof = await DISK_ERROR.prove(target, injection)
         written = await wrote(target.cluster, name="buffered")
-        await wrote(target.cluster, written, name="buffered")  # so that had it met anything, it would be seen
+        await wrote(target.cluster, written, name="buffered")  # so any hit would be counted by now
         met = await DISK_ERROR.prove_met(target, injection)
         await DISK_ERROR.heal(target, injection)
         assert proof.proven and met.proven, (proof, met)
@@ -520,7 +524,7 @@ def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp
     on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism="preload")
 
 
-def test_a_power_cut_says_one_and_not_ones(tmp_path: Path) -> None:
+def test_a_power_cut_of_one_operation_is_reported_in_the_singular(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
         "os.write(os.open(sys.argv[1] + '/log', os.O_WRONLY), b'1')\n"
@@ -554,12 +558,12 @@ with open(sys.argv[1], "ab", buffering=0) as log:
             log.write(b"line\\n")
         time.sleep(0.005)
 """
-"""Writes as anybody does, and has a context by which it could write unseen (io_setup), as databases have."""
+"""Writes by ordinary calls, and has a context by which it could write unseen (io_setup), as databases do."""
 
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_a_program_that_may_write_unseen_proves_nothing_of_the_disk(tmp_path: Path, mechanism: str) -> None:
-    """Its clock is within reach all the same."""
+def test_disk_faults_are_not_proven_for_a_program_that_may_write_unseen(tmp_path: Path, mechanism: str) -> None:
+    """Clock faults still reach it."""
 
     async def scenario(target: Target) -> None:
         injection = fault(DISK_ERROR, "write@n1")
@@ -594,13 +598,13 @@ for number in itertools.count():
     time.sleep(0.02)
 """
 """Opens its log and makes the data its root directory, as daemons do. It syncs the log, which has the number of the
-file that it has made last, and never a name."""
+last file created, but never a directory."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot is for root")
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
-def test_of_a_program_with_a_root_of_its_own_nothing_is_lost_that_it_synced(tmp_path: Path, mechanism: str) -> None:
-    """The preloaded shim sees what such a program opened before, and none of its syncs."""
+def test_a_power_cut_of_a_chrooted_program_keeps_synced_data_or_is_refused(tmp_path: Path, mechanism: str) -> None:
+    """The preloaded shim sees none of the syncs of such a program, so it refuses."""
 
     async def scenario(target: Target) -> None:
         power = fault(POWER, "cut-posix@n1", model="posix")
@@ -620,10 +624,10 @@ def test_of_a_program_with_a_root_of_its_own_nothing_is_lost_that_it_synced(tmp_
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
+def test_no_fault_is_proven_for_a_program_started_without_its_mechanism(
     tmp_path: Path, programs: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control file says that the disk is stalled, and a probe meets that; the replica does not."""
+    """The stall in the control file hits a probe, but not the replica."""
     real = AgentShim.prepared
 
     async def prepared(self: AgentShim, host: str, program: Program) -> Any:
@@ -645,7 +649,7 @@ def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
-def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, programs: dict[str, str]) -> None:
+def test_no_fault_is_proven_if_a_second_program_is_out_of_reach(tmp_path: Path, programs: dict[str, str]) -> None:
     async def scenario(target: Target) -> None:
         data = f"{target.cluster.data_dir('n1')}/second"
         os.mkdir(data)
@@ -665,8 +669,8 @@ def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, pr
     on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario, mechanism="preload")
 
 
-def test_what_a_program_preloads_itself_is_loaded_beside(tmp_path: Path, programs: dict[str, str]) -> None:
-    """Such as another allocator."""
+def test_a_library_that_the_program_preloads_is_kept_beside_the_shim(tmp_path: Path, programs: dict[str, str]) -> None:
+    """Such as an allocator."""
     (tmp_path / "own.c").write_text("int own(void) { return 1; }")
     own = str(tmp_path / "own.so")
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", own, str(tmp_path / "own.c")], check=True)
@@ -693,10 +697,10 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_server_in_the_background_that_shows_nothing_of_its_program_proves_nothing(
+def test_no_fault_is_proven_if_a_server_runs_as_a_stray_daemon(
     tmp_path: Path, programs: dict[str, str], kind: str
 ) -> None:
-    """What started it is within reach, writes, syncs and reads the clock."""
+    """Another program of the host is within reach, writes and syncs."""
 
     async def scenario(target: Target) -> None:
         cluster = target.cluster
@@ -716,7 +720,7 @@ def test_a_server_in_the_background_that_shows_nothing_of_its_program_proves_not
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
-def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:
+def test_the_mechanism_can_be_chosen_explicitly(tmp_path: Path, programs: dict[str, str]) -> None:
     async def by_name(target: Target) -> None:
         proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
         assert proof.proven and met.exercised and "via seccomp" in proof.detail
@@ -733,7 +737,7 @@ def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) ->
     on_a_host(tmp_path / "b", lambda data: [programs["static"], data], of_no_use, mechanism="preload")
 
 
-def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
+def test_an_unavailable_mechanism_is_refused_or_leaves_faults_unproven(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(self: AgentShim, host: str) -> LauncherTrial:
@@ -742,7 +746,7 @@ def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
     monkeypatch.setattr(AgentShim, "_try_launcher", failing)
 
     async def nothing(target: Target) -> None:
-        raise AssertionError("it was started")
+        raise AssertionError("the program was started")
 
     with pytest.raises(OperatorError, match="the kernel reports no system calls"):
         on_a_host(tmp_path / "a", lambda data: [programs["static"], data], nothing, mechanism="seccomp")
@@ -757,10 +761,10 @@ def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
     on_a_host(tmp_path / "b", lambda data: [programs["static"], data], unproven)
 
 
-def test_a_trial_that_nobody_waits_for_any_more_ends_without_a_word(
+def test_the_failure_of_an_abandoned_trial_is_not_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where a start is interrupted, and the host's agent is gone before the trial's end."""
+    """As when a start is interrupted, and the host's agent is gone before the trial ends."""
 
     async def main() -> None:
         let_go = asyncio.Event()
@@ -788,7 +792,7 @@ def test_a_trial_that_nobody_waits_for_any_more_ends_without_a_word(
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that all users may pass through; pytest closes its own to them, whenever one begins anywhere."""
+    """A directory that all users may traverse, which those of pytest are not."""
     path = Path(tempfile.mkdtemp(prefix="reach-"))
     path.chmod(0o755)
     yield path
@@ -797,7 +801,9 @@ def open_directory() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs as another user")
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[str, str], kind: str) -> None:
+def test_faults_reach_a_replica_that_runs_as_another_user(
+    open_directory: Path, programs: dict[str, str], kind: str
+) -> None:
     nobody = pwd.getpwnam("nobody")
     program = shutil.copy(programs[kind], open_directory)
 
@@ -809,7 +815,7 @@ def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
         assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
         assert target.process is not None
-        await target.process.kill()  # the next one opens the control file anew, which faults have written to since
+        await target.process.kill()  # the next one opens the control file again, which faults have written to since
         await target.start()
         await wrote(target.cluster, await wrote(target.cluster))
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
@@ -827,8 +833,8 @@ def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[
     on_a_host(open_directory / "b", argv, stalls)
 
 
-def test_the_calls_of_other_programs_are_not_taken_for_the_replicas(tmp_path: Path, programs: dict[str, str]) -> None:
-    """The probe of a fault meets it as well, by the same mechanism, on a replica that makes no such call."""
+def test_calls_of_the_probe_do_not_count_as_hits_of_the_replica(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The probe of a fault is hit by the same mechanism, on a replica that makes no such call."""
 
     async def scenario(target: Target) -> None:
         proof = await DISK_STALL.prove(target, fault(DISK_STALL, "fsync@n1"))

@@ -1,4 +1,4 @@
-"""What remote machines report about themselves, and what is concluded from it."""
+"""The addresses and routes that remote machines report, and conclusions from them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from harness.clusters.remote_cluster import addresses_gained, addresses_of_other
 
 
 def shown(*addresses: str) -> str:
-    """As by `ip -json address`, in a device each."""
+    """Output of `ip -json address`, with one device per address."""
     own = [{"ifname": "lo", "addr_info": [{"family": "inet6", "local": "::1", "prefixlen": 128, "scope": "host"}]}]
     return json.dumps([*own, {}, *({"ifname": "e", "addr_info": [{"local": each}]} for each in addresses)])
 
 
-def test_what_addresses_the_others_have_is_known_of_each_machine() -> None:
+def test_the_addresses_of_all_other_machines_are_found_for_each_machine() -> None:
     found = addresses_of_others({"n1": shown("fe80::1", "fd00::1"), "n2": shown("fe80::2"), "n3": shown(), "n4": ""})
     assert found == {
         "n1": {"fe80::2"},
@@ -28,13 +28,13 @@ def test_what_addresses_the_others_have_is_known_of_each_machine() -> None:
     assert addresses_of_others({"n1": shown(), "n2": "[]"}) == {}
 
 
-def test_an_address_that_machines_share_is_not_taken_for_another_machines() -> None:
-    """As the bridge of a Docker engine on each of them."""
+def test_an_address_that_machines_share_is_not_an_address_of_another() -> None:
+    """Such as the bridge of a Docker engine on each of them."""
     found = addresses_of_others({"n1": shown("fe80::1"), "n2": shown("fe80::1", "fe80::2")})
     assert found == {"n1": {"fe80::2"}}
 
 
-def test_an_address_that_a_machine_has_got_is_known_unless_its_device_is_new() -> None:
+def test_a_gained_address_is_reported_unless_its_device_is_new() -> None:
     before = {"n1": shown("10.0.0.1", "fd00::1"), "n2": shown("10.0.0.2"), "n3": shown("10.0.0.3")}
     new = {"ifname": "docker0", "addr_info": [{"local": "172.17.0.1"}]}
     bridge = json.dumps([*json.loads(shown("10.0.0.3")), new])
@@ -45,13 +45,13 @@ def test_an_address_that_a_machine_has_got_is_known_unless_its_device_is_new() -
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
-def test_what_ip_really_shows_is_understood() -> None:
+def test_the_output_of_the_real_ip_command_is_parsed() -> None:
     here = subprocess.run(["ip", "-json", "-6", "address"], check=True, capture_output=True, text=True).stdout
     others = addresses_of_others({"n1": here, "n2": ""})
     assert "n1" not in others and "::1" not in others.get("n2", ())
 
 
-def test_a_machine_that_sends_from_another_address_than_its_own_is_known() -> None:
+def test_a_machine_that_sends_from_another_address_is_detected() -> None:
     same = "10.0.0.2 dev eth0 src 10.0.0.1 uid 0 \\    cache \n"
     far = "192.0.2.7 via 10.0.0.254 dev eth0 src 10.0.0.9 uid 0 \\    cache mtu 1400 \n"
     assert sends_from_another(same, "10.0.0.1") is None

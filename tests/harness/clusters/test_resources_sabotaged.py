@@ -1,4 +1,4 @@
-"""A run whose limits are undone by others while in force is unknown: the kernel is asked again before their removal."""
+"""A run whose limits are undone by others is unknown: the kernel is asked again before they are released."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.cluster,
     pytest.mark.serial,
-    pytest.mark.skipif(WHY_NOT is not None, reason=f"no limits can be had: {WHY_NOT}"),
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"no limits are available: {WHY_NOT}"),
 ]
 
 KINDS = ("cpu", "memory", "descriptors")
 LAST_S = 3.0
-"""How long each fault lasts, one after the other: longer than a proof takes, as the undoing comes after it."""
+"""Duration of each fault in turn: longer than its proof, after which the limit is undone."""
 
 UNLIMITED = {"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1", "memory.max": "max", "memory.limit_in_bytes": "-1"}
-"""File of a control group -> what it has where nothing is limited."""
+"""File of a control group -> its value without a limit."""
 
 TIMEOUT_S = 150.0
 
@@ -101,7 +101,7 @@ def undo_all(state: Path) -> None:
     undo_descriptors(state)
 
 
-def test_a_limit_that_is_undone_by_hand_ends_unknown(tmp_path: Path) -> None:
+def test_a_run_whose_limits_are_undone_by_hand_is_unknown(tmp_path: Path) -> None:
     results = perform(tmp_path, undo_all)
     assert results["valid"] == "unknown", results["reason"]
     faults = {fault["id"]: fault for fault in results["faults"]}

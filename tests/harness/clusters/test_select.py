@@ -19,7 +19,7 @@ from tests.mounts import IS_PLAIN_CHROOT
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, euid: int, why_not: Mapping[bool, str | None]) -> None:
-    """A user on a machine: why there are no namespaces as we are (False) and in a user namespace (True)."""
+    """Fake a user and the reasons against namespaces, directly (False) and in a user namespace (True)."""
     monkeypatch.setattr(os, "geteuid", lambda: euid)
     monkeypatch.setattr(select, "why_no_namespaces", lambda *, in_user_namespace: why_not[in_user_namespace])
 
@@ -32,21 +32,23 @@ def test_root_gets_namespaces(monkeypatch: pytest.MonkeyPatch, requested: str) -
 
 
 @pytest.mark.parametrize("requested", ["auto", "netns"])
-def test_an_ordinary_user_gets_them_inside_a_user_namespace(monkeypatch: pytest.MonkeyPatch, requested: str) -> None:
+def test_an_ordinary_user_gets_namespaces_inside_a_user_namespace(
+    monkeypatch: pytest.MonkeyPatch, requested: str
+) -> None:
     machine(monkeypatch, euid=1000, why_not={True: None})
     choice = choose(requested)
     assert (choice.name, choice.in_user_namespace) == ("netns", True)
 
 
 @pytest.mark.parametrize("euid", [0, 1000])
-def test_without_namespaces_auto_is_local_and_says_why(monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
+def test_without_namespaces_auto_chooses_local_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
     machine(monkeypatch, euid=euid, why_not={euid != 0: "missing packages: nftables"})
     assert choose("auto") == Choice("local", "no network namespaces: missing packages: nftables")
     with pytest.raises(ClusterUnavailable, match="netns is not available: missing packages: nftables"):
         choose("netns")
 
 
-def test_other_names_are_for_the_registry_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_cluster_names_are_passed_on_to_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, euid=1000, why_not={})
     assert choose("local").name == "local"
     assert choose("no-such-cluster").name == "no-such-cluster"
@@ -67,10 +69,14 @@ def fake_unshare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
     for name in ("ip", "nft", "nsenter", "mount"):
         (tmp_path / name).symlink_to("/bin/true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(netns_trial, "_is_mount_point", lambda path: True)  # it is not where the tests run in a chroot
+    monkeypatch.setattr(
+        netns_trial, "_is_mount_point", lambda path: True
+    )  # / is not one where the tests run in a chroot
 
 
-def test_a_refusal_names_the_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_unshare_is_reported_with_the_missing_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_unshare(tmp_path, monkeypatch, "echo unshare: Operation not permitted >&2; echo more >&2; exit 1")
     monkeypatch.setattr(netns_trial, "_SWITCHES", ())
     as_root, as_user = (why_no_namespaces(in_user_namespace=inside) for inside in (False, True))
@@ -79,7 +85,7 @@ def test_a_refusal_names_the_permission(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("content", "is_blamed"), [("1\n", True), ("0\n", False)])
-def test_a_kernel_setting_that_forbids_is_named(
+def test_a_kernel_setting_that_forbids_namespaces_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, is_blamed: bool
 ) -> None:
     fake_unshare(tmp_path, monkeypatch, "exit 1")
@@ -94,7 +100,7 @@ def test_a_kernel_setting_that_forbids_is_named(
 
 @pytest.mark.netns
 @pytest.mark.skipif(os.geteuid() == 0, reason="root needs no user namespace")
-def test_reexec_is_possible_exactly_when_the_trial_says_so() -> None:
+def test_reexec_is_possible_exactly_when_the_trial_succeeds() -> None:
     command = user_namespace.reexec_command(["sh", "-c", "id -u; exit 7"])
     assert (command is None) is (user_namespace.why_not() is not None)
     if command is not None:
@@ -111,7 +117,7 @@ def test_root_does_not_reexec(monkeypatch: pytest.MonkeyPatch) -> None:
         user_namespace.reexec(["true"])
 
 
-def test_inside_is_not_believed_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_alone_is_no_proof_of_being_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(user_namespace.INSIDE_VARIABLE, "4242")
     assert not user_namespace.inside()
 
@@ -122,8 +128,8 @@ CAN_UNSHARE = subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
 
 @pytest.mark.netns
 @pytest.mark.skipif(not CAN_UNSHARE, reason="this user may not make user namespaces")
-def test_inside_run_is_as_before_but_for_the_namespaces() -> None:
-    """Whatever is in /run can be reached as before; the names of network namespaces are our own."""
+def test_slash_run_inside_differs_only_in_the_names_of_namespaces() -> None:
+    """All of /run can still be reached; only the names of network namespaces are private."""
     script = (
         "import os, sys\n"
         "from harness.clusters.user_namespace import inside\n"
@@ -143,7 +149,7 @@ def test_inside_run_is_as_before_but_for_the_namespaces() -> None:
 
 @pytest.mark.netns
 @pytest.mark.skipif(not CAN_UNSHARE, reason="this user may not make user namespaces")
-def test_a_program_that_is_not_there_is_one_line_and_status_255() -> None:
+def test_a_missing_program_is_reported_in_one_line_with_status_255() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     entry = [sys.executable, "-m", "harness.clusters.user_namespace", "no-such-program"]
     done = subprocess.run([*UNSHARE, *entry], capture_output=True, text=True, env=environment, check=False)
@@ -167,8 +173,8 @@ exec chroot . "$2" -c "$3"
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or IS_PLAIN_CHROOT, reason="only root may chroot, and mount where it is one")
-def test_root_in_a_chroot_is_told_what_is_missing_there(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0 or IS_PLAIN_CHROOT, reason="needs root outside of a plain chroot")
+def test_a_plain_chroot_is_reported_with_a_remedy(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     ask = (

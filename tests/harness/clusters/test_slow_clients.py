@@ -1,4 +1,4 @@
-"""Clients that leave answers unread, on hosts with a kernel: what they do to a server, and what becomes of them."""
+"""Clients that leave answers unread, on hosts with a kernel: their effect on a server, and their end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CLUSTERS = [
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)
-def test_answers_that_nobody_reads_stay_with_the_server(
+def test_unread_answers_stay_in_the_queue_of_the_server(
     cluster_class: Any, run_state: RunState, tmp_path: Path, eventually: Eventually
 ) -> None:
     async def scenario(target: Any) -> None:
@@ -103,7 +103,7 @@ def test_answers_that_nobody_reads_stay_with_the_server(
     on_cluster(cluster_class, run_state, tmp_path, eventually, scenario)
 
 
-def test_clients_that_read_everything_after_all_are_not_proven(
+def test_slow_clients_that_read_everything_are_not_proven(
     run_state: RunState, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_client, "FILL_TIMEOUT_S", 1.0)
@@ -123,10 +123,10 @@ def test_clients_that_read_everything_after_all_are_not_proven(
     on_cluster(LocalCluster, run_state, tmp_path, eventually, scenario)
 
 
-def test_a_client_whose_connection_the_server_ends_connects_again(
+def test_a_slow_client_reconnects_when_the_server_closes_its_connection(
     run_state: RunState, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answers never fill anything, so nothing is proven of it."""
+    """Its answers never fill a queue, so the fault is not proven."""
     monkeypatch.setattr(slow_client, "FILL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(slow_clients, "AGAIN_PAUSE_S", 0.1)
 
@@ -134,7 +134,7 @@ def test_a_client_whose_connection_the_server_ends_connects_again(
         planned = await SLOW_CLIENT.plan(target, random.Random(1), fault_id="f1", variant="stuck@n1")
         await SLOW_CLIENT.inject(target, planned)
         async with asyncio.timeout(20):
-            while (await target.clients.unread("f1"))["n1"].closed < 3:  # noqa: ASYNC110 - the kernel tells nobody
+            while (await target.clients.unread("f1"))["n1"].closed < 3:  # noqa: ASYNC110 - the kernel sends no event
                 await asyncio.sleep(0.05)
         assert not (await SLOW_CLIENT.prove(target, planned)).proven
 

@@ -1,4 +1,4 @@
-"""The ssh cluster on machines that are sshd in namespaces: hosts, cuts, broken connections, and what is left."""
+"""The ssh cluster, with sshd in namespaces for machines: hosts, cuts, broken connections and cleanup."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def with_cluster(
     *,
     needs: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Run `scenario` on a started cluster, take it down, and see that nothing is left on any machine."""
+    """Run `scenario` on a started cluster, stop it, and check that nothing is left on any machine."""
 
     async def body() -> None:
         run, cluster = make(tmp_path, str(machines.inventory))
@@ -85,7 +85,7 @@ def expect_nothing_left(machines: Any) -> None:
 
 
 def is_marked(pid: str, run_id: str) -> bool:
-    """Whether a process is a run's, as the machine under the machines sees it."""
+    """Whether a process belongs to a run, as seen from this machine."""
     try:
         return f"SPLITBRAIN_RUN={run_id}".encode() in Path("/proc", pid, "environ").read_bytes().split(b"\0")
     except OSError:
@@ -124,7 +124,7 @@ def test_cuts_are_one_way_and_add_up_and_heal_one_by_one(tmp_path: Path, ssh_mac
 
 @pytest.mark.root
 @on_machines
-def test_a_cut_of_a_machine_that_has_got_another_address_is_not_proven(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_cut_of_a_machine_that_has_gained_an_address_is_not_proven(tmp_path: Path, ssh_machines: Any) -> None:
     async def scenario(cluster: SshCluster) -> None:
         target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
         planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
@@ -146,17 +146,17 @@ def test_a_cut_of_a_machine_that_has_got_another_address_is_not_proven(tmp_path:
 
 @pytest.mark.root
 @on_machines
-def test_machines_do_not_meet_over_ipv6_and_a_proof_sees_it_when_they_do(tmp_path: Path, ssh_machines: Any) -> None:
+def test_ipv6_between_machines_is_blocked_and_disproves_a_cut_if_it_is_not(tmp_path: Path, ssh_machines: Any) -> None:
     with_cluster(tmp_path, ssh_machines, expect_ipv6_is_closed)
 
 
 @pytest.mark.root
 @on_machines
-def test_a_daemon_that_was_given_away_is_seen_and_goes_with_the_cluster(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_stray_daemon_is_listed_and_ends_with_the_cluster(tmp_path: Path, ssh_machines: Any) -> None:
     asleep = ["sleep", f"601.{os.getpid()}"]
 
     def count() -> int:
-        """How many there are, as the machine under the machines sees it."""
+        """The number of such processes, as seen from this machine."""
         commands = (Path(directory) / "cmdline" for directory in map("/proc/{}".format, os.listdir("/proc")))
         return sum(read_or_nothing(path) == b"".join(word.encode() + b"\0" for word in asleep) for path in commands)
 
@@ -193,7 +193,7 @@ while True:
 
 @pytest.mark.root
 @on_machines
-def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_machines: Any) -> None:
+def test_programs_serve_clients_and_their_files_are_fetched(tmp_path: Path, ssh_machines: Any) -> None:
     async def scenario(cluster: SshCluster) -> None:
         path = os.path.join(cluster.data_dir("n1"), "deep", "x")
         await cluster.put_file("n1", path, b"content of n1")
@@ -225,8 +225,8 @@ def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_ma
 
 @pytest.mark.root
 @on_machines
-def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machines: Any) -> None:
-    """As from a disk that is full, on which nothing can be packed."""
+def test_data_that_was_not_fetched_completely_is_left_on_the_machine_only(tmp_path: Path, ssh_machines: Any) -> None:
+    """As from a full disk, which has no room for an archive."""
 
     async def scenario(cluster: SshCluster) -> None:
         await asyncio.gather(*(cluster.put_file(h, f"{cluster.data_dir(h)}/x", b"x") for h in ("n1", "n2")))
@@ -246,7 +246,7 @@ def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machin
         said = rf"n1: the files of n1 {where}; n2: the files of n2 {where}"
         with pytest.raises(HarnessError, match=said):
             await cluster.stop()
-        assert here[1].exists(), "of which all have come"
+        assert here[1].exists(), "which were fetched completely before"
         for host in ("n1", "n2"):
             assert ssh_machines.files(host) == [f"{RUN}.left"]
             left = ssh_machines.directory / host / f"{RUN}.left"
@@ -269,7 +269,7 @@ while True:
 
 @pytest.mark.root
 @on_machines
-def test_names_that_are_gone_are_met_by_programs_there_and_come_back(tmp_path: Path, ssh_machines: Any) -> None:
+def test_missing_names_are_hit_by_programs_on_machines_and_are_restored(tmp_path: Path, ssh_machines: Any) -> None:
     async def scenario(cluster: SshCluster) -> None:
         argv = [cluster.python("n1"), "-c", LOOKS_UP]
         await cluster.spawn("n1", Program(name="asker", argv=argv, log_name="asker.log"))
@@ -314,7 +314,7 @@ def sessions(machines: Any, host: str) -> list[int]:
 
 @pytest.mark.root
 @on_machines
-def test_a_broken_connection_changes_nothing(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_broken_connection_does_not_affect_programs_commands_or_cuts(tmp_path: Path, ssh_machines: Any) -> None:
     async def scenario(cluster: SshCluster) -> None:
         program = Program(name="p", argv=["sleep", "600"], log_name="p.log")
         process = await cluster.spawn("n1", program)
@@ -354,7 +354,7 @@ def refusal(tmp_path: Path, machines: Any, hosts: Sequence[SshHost]) -> str:
 
 @pytest.mark.root
 @on_machines
-def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -> None:
+def test_each_obstacle_to_a_start_is_reported_in_one_line(tmp_path: Path, ssh_machines: Any) -> None:
     first, second, *_ = load_inventory(str(ssh_machines.inventory))
     said = lambda **changes: refusal(tmp_path, ssh_machines, [dataclasses.replace(first, **changes)])  # noqa: E731
     wrong = tmp_path / "known_hosts"
@@ -388,7 +388,7 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
 @pytest.mark.root
 @on_machines
 def test_a_machine_that_sends_from_another_address_is_refused(tmp_path: Path, ssh_machines: Any) -> None:
-    """Cuts are by the address that packets come from: what it sends would pass a cut that was proven."""
+    """Cuts match source addresses, so its packets would pass a cut that was proven."""
     first, second, *_ = load_inventory(str(ssh_machines.inventory))
     ssh_machines.ip("n1", "address", "add", "10.78.0.101/24", "dev", "eth0")
     try:
@@ -405,7 +405,7 @@ def test_a_machine_that_sends_from_another_address_is_refused(tmp_path: Path, ss
 @pytest.mark.root
 @on_machines
 @pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed (apt-get install sudo)")
-def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_cluster_can_run_as_a_user_with_sudo(tmp_path: Path, ssh_machines: Any) -> None:
     hosts = [dataclasses.replace(host, user="admin") for host in load_inventory(str(ssh_machines.inventory))[:3]]
 
     async def body() -> None:
@@ -427,7 +427,7 @@ def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) 
 
 @pytest.mark.root
 @on_machines
-def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machines: Any) -> None:
+def test_new_host_keys_are_saved_and_a_machine_is_claimed_only_once(tmp_path: Path, ssh_machines: Any) -> None:
     known = tmp_path / "deep" / "known_hosts"
     known.parent.mkdir()
     known.write_text("# mine\n@revoked * ssh-rsa AAAA\n")
@@ -475,7 +475,7 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
 
 @pytest.mark.root
 @on_machines
-def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, ssh_machines: Any) -> None:
+def test_clean_releases_the_machines_of_a_killed_harness(tmp_path: Path, ssh_machines: Any) -> None:
     state_root, parent = str(tmp_path / "state"), Path(__file__).with_name("hosts_parent.py")
     run_id = f"{RUN}-dead"
     argv = ["nsenter", f"--net={ssh_machines.namespace}", sys.executable, str(parent)]
@@ -507,7 +507,7 @@ def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, ssh_machines: Any)
 
 @pytest.mark.root
 @on_machines
-def test_what_cannot_be_given_back_stays_claimed(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_machine_that_cannot_be_cleaned_up_stays_claimed(tmp_path: Path, ssh_machines: Any) -> None:
     async def body() -> None:
         run, cluster = make(tmp_path, str(ssh_machines.inventory), f"{RUN}-stuck")
         await cluster.start()
@@ -526,7 +526,7 @@ def test_what_cannot_be_given_back_stays_claimed(tmp_path: Path, ssh_machines: A
 
 @pytest.mark.root
 @on_machines
-def test_a_machine_that_runs_nothing_of_ours_can_be_forgotten(tmp_path: Path, ssh_machines: Any) -> None:
+def test_a_machine_where_the_agent_cannot_start_can_be_forgotten(tmp_path: Path, ssh_machines: Any) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
@@ -547,7 +547,7 @@ def test_a_machine_that_runs_nothing_of_ours_can_be_forgotten(tmp_path: Path, ss
     expect_nothing_left(ssh_machines)
 
 
-def test_the_mend_is_named_for_what_a_host_says() -> None:
+def test_the_remedy_depends_on_the_error_of_a_host() -> None:
     host = SshHost(name="n1", hostname="x", user="admin")
 
     def why(status: int, said: str) -> str:

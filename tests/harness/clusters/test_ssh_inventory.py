@@ -1,4 +1,4 @@
-"""Inventories of machines: what is read, and what is said about bad ones."""
+"""Inventories of machines: parsing, and the errors of bad ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Host *.example
 """
 
 
-def test_a_toml_inventory_with_defaults() -> None:
+def test_a_toml_inventory_is_read_with_its_defaults() -> None:
     web, second = parse_toml(GOOD)
     assert (web.name, web.hostname, web.port, web.user, web.uses_sudo) == ("web", "192.0.2.11", 22, "admin", True)
     assert (web.network, web.address, web.host_keys) == ("10.0.0.0/24", None, STRICT)
@@ -56,7 +56,7 @@ def test_a_toml_inventory_with_defaults() -> None:
     assert SshHost(**second.to_json()) == second
 
 
-def test_an_openssh_configuration(tmp_path: Path) -> None:
+def test_an_openssh_configuration_is_read_as_an_inventory(tmp_path: Path) -> None:
     key = tmp_path / "a key"
     key.touch()
     first, second, third = parse_ssh_config(VAGRANT.format(key=f'"{key}"'))
@@ -97,7 +97,7 @@ def test_a_bad_inventory_is_refused_in_one_line(tmp_path: Path, text: str, said:
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_no_inventory(tmp_path: Path) -> None:
+def test_files_that_are_not_inventories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="No such file"):
         load_inventory(str(tmp_path / "none.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
@@ -119,7 +119,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
             assert hosts
 
 
-def test_who_gets_an_extra_host() -> None:
+def test_an_extra_host_gets_its_named_machine_or_a_spare_one_or_shares_one() -> None:
     hosts = [SshHost(name=name, hostname=name) for name in ("a", "b", "c")]
     machines, machine_of = _assign(["n1", "n2"], ["ns1"], hosts)
     assert [machines[host].name for host in ("n1", "n2", "ns1")] == ["a", "b", "c"] and machine_of["ns1"] == "ns1"

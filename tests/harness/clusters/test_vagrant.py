@@ -73,7 +73,7 @@ def test_the_machines_are_those_that_vagrant_names(tmp_path: Path, monkeypatch: 
     assert run.close()
 
 
-def test_machines_that_are_not_up_are_said_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_are_not_up_are_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_vagrant(tmp_path, monkeypatch, "printf 'The provider for this machine\\nis not ready\\n' >&2; exit 1")
     ready = r"not up \(The provider for this machine is not ready\): "
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_machines_that_are_not_up_are_said_so_in_one_line(tmp_path: Path, monkey
     assert [host.name for host in vagrant_hosts()] == ["n1"]
 
 
-def test_a_missing_vagrant_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vagrant_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterUnavailable, match="apt-get install vagrant"):
@@ -120,7 +120,7 @@ def provision(*arguments: str, path: str | None = None) -> subprocess.CompletedP
     return subprocess.run(argv, capture_output=True, text=True, env=environment)
 
 
-def test_the_provisioning_script_refuses_what_it_does_not_know() -> None:
+def test_the_provisioning_script_refuses_unknown_options() -> None:
     for arguments, said in (
         (["--sodu", "x"], "unknown option --sodu; known: --sudo USER, --own-clock"),
         (["--sudo"], "--sudo needs a user's name"),
@@ -138,6 +138,6 @@ def test_the_provisioning_script_refuses_what_it_does_not_know() -> None:
     or any(shutil.which(program) is None for program in ("nft", "ip", "tc", "ps", "mkfs.ext4", "fsfreeze", "losetup")),
     reason="needs root and a host that has all packages",
 )
-def test_a_host_that_has_everything_is_left_as_it_is() -> None:
+def test_provisioning_a_complete_host_prints_nothing() -> None:
     done = provision()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""A server of a test's own, and one connection to it."""
+"""A server on loopback for one test, and one connection to it."""
 
 from __future__ import annotations
 

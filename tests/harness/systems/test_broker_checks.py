@@ -50,14 +50,14 @@ def test_a_log_shorter_than_its_committed_position_is_a_violation(tmp_path: Path
     assert compare_replicas(dirs, {"n1": 6, "n2": 6, "n3": 6}, caught_up=True).valid is False
 
 
-def test_silence_and_lag_are_unknown(tmp_path: Path) -> None:
+def test_missing_positions_and_lagging_replicas_are_unknown(tmp_path: Path) -> None:
     dirs = {"n1": write_log(tmp_path, "n1", b"abcd", 10), "n2": write_log(tmp_path, "n2", b"abcd", 10)}
     assert compare_replicas(dirs, {"n1": 4}, caught_up=True).valid == "unknown"
     assert compare_replicas(dirs, {"n1": 4, "n2": 2}, caught_up=False).valid == "unknown"
     assert compare_replicas(dirs, {}, caught_up=False).valid == "unknown"
 
 
-def test_files_that_could_not_be_fetched_accuse_nobody(tmp_path: Path) -> None:
+def test_files_that_could_not_be_fetched_are_unknown_and_no_violation(tmp_path: Path) -> None:
     dirs = {host: write_log(tmp_path, host, b"abcd", 10) for host in ("n1", "n2")}
     dirs["n3"] = tmp_path / "n3" / "nowhere"
     committed = dict.fromkeys(dirs, 4)
@@ -71,7 +71,7 @@ def test_files_that_could_not_be_fetched_accuse_nobody(tmp_path: Path) -> None:
     assert compare_replicas(dirs, committed, caught_up=True, unfetched=["n3"]).valid is False
 
 
-def test_expired_beginnings_are_left_out(tmp_path: Path) -> None:
+def test_expired_beginnings_of_logs_are_not_compared(tmp_path: Path) -> None:
     dirs = {
         "n1": write_log(tmp_path, "n1", b"XXXdefgh", 3),
         "n2": write_log(tmp_path, "n2", b"defgh", 3, begin=3),
@@ -82,7 +82,7 @@ def test_expired_beginnings_are_left_out(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(content=st.binary(min_size=1, max_size=200), segment=st.integers(1, 64), flip=st.integers(0, 400))
-def test_agrees_with_comparing_everything_at_once(
+def test_comparing_logs_by_blocks_agrees_with_comparing_them_whole(
     tmp_path_factory: object, content: bytes, segment: int, flip: int
 ) -> None:
     root: Path = tmp_path_factory.mktemp("logs")  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def leader_line(node: str, term: int, second: int = 1) -> str:
     return f"2026-01-01T00:00:0{second}.500Z INFO node.dledger.role role_change self={node} role=LEADER term={term}"
 
 
-def test_one_leader_per_term(tmp_path: Path) -> None:
+def test_one_leader_in_each_term_is_valid(tmp_path: Path) -> None:
     logs = {
         "n1": log_file(tmp_path / "1", leader_line("n1", 1), "noise role=LEADER", leader_line("n1", 3, 3)),
         "n2": log_file(tmp_path / "2", leader_line("n2", 2, 2)),
@@ -135,13 +135,13 @@ def test_two_leaders_in_a_term_are_a_violation(tmp_path: Path) -> None:
     assert "term 4 had 2 leaders: n1, n2" in outcome.reason
 
 
-def test_no_word_of_any_leader_is_unknown(tmp_path: Path) -> None:
+def test_missing_logs_and_logs_without_a_leader_are_unknown(tmp_path: Path) -> None:
     assert one_leader_per_term({"n1": log_file(tmp_path / "1", "x")}, started_wall_ms=0).valid == "unknown"
     logs = {"n1": log_file(tmp_path / "2", leader_line("n1", 1)), "n2": tmp_path / "missing"}
     assert one_leader_per_term(logs, started_wall_ms=0).valid == "unknown"
 
 
-def test_a_slave_that_says_that_it_does_not_follow_is_neither_compared_nor_forgotten(tmp_path: Path) -> None:
+def test_a_slave_that_reports_not_following_is_unknown_and_not_compared(tmp_path: Path) -> None:
     dirs = {
         "n1": write_log(tmp_path, "n1", b"abcdefgh", 3),
         "n2": write_log(tmp_path, "n2", b"abcdefgh", 3),

@@ -1,4 +1,4 @@
-"""The configuration of brokers, and what an operator may ask for."""
+"""The configuration of brokers, and the settings that are allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.config import parse_broker_config
 
 
 def cluster(*, proxies: bool) -> Any:
-    """Three hosts; with `proxies` nobody is reached where he listens."""
+    """Three hosts; with `proxies` no host is reached where it listens."""
 
     def address_from(source: str, destination: str, port: int) -> str:
         number = {"n1": 1, "n2": 2, "n3": 3, "ns1": 4}[destination]
@@ -30,7 +30,7 @@ def cluster(*, proxies: bool) -> Any:
 
 @pytest.mark.parametrize("proxies", [False, True])
 @pytest.mark.parametrize("replication", ["dledger", "sync", "async"])
-def test_every_broker_can_read_what_it_is_told(replication: str, proxies: bool) -> None:
+def test_brokers_can_parse_every_configuration_written_for_them(replication: str, proxies: bool) -> None:
     settings = resolve_settings({"replication": replication})
     hosts = cluster(proxies=proxies)
     configs = [
@@ -45,20 +45,20 @@ def test_every_broker_can_read_what_it_is_told(replication: str, proxies: bool) 
     assert len(configs[0].dial) == (4 if proxies else 0)
 
 
-def test_a_log_of_its_own_is_flushed_like_rocketmq_s() -> None:
+def test_classic_ha_has_the_default_flush_interval_of_rocketmq() -> None:
     assert resolve_settings({"replication": "sync"})["flush_interval_ms"] == "500"
     assert resolve_settings({"replication": "sync", "flush_interval_ms": "7"})["flush_interval_ms"] == "7"
     assert resolve_settings({})["flush_interval_ms"] == "10"
 
 
-def test_options_of_classic_ha_need_it() -> None:
+def test_options_of_classic_ha_are_refused_without_it() -> None:
     with pytest.raises(OperatorError, match="give replication=sync or async"):
         resolve_settings({"slave_reads": "on"})
     with pytest.raises(OperatorError, match="replication must be one of dledger, sync, async"):
         resolve_settings({"replication": "none"})
 
 
-def test_a_group_larger_than_a_broker_takes_part_in_is_refused_before_anything_starts() -> None:
+def test_a_dledger_group_that_is_too_large_is_refused_before_the_start() -> None:
     assert MAX_MEMBERS == config_reader.MAX_CONFIGURED_MEMBERS
     with pytest.raises(OperatorError, match="--nodes must be 1 to 7 for brokers in a DLedger group, not 8"):
         resolve_settings({}, brokers=8)

@@ -1,4 +1,4 @@
-"""Whom a client asks, and when, while nobody leads."""
+"""Which brokers a client asks, and when, while there is no leader."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from node.client.results import BrokerGroup, Route
 HOSTS = ("n1", "n2", "n3", "n4", "n5")
 TIMEOUT_S = 1.0
 HOP_S = 0.001
-"""What a question to a broker takes."""
+"""Duration of a request to a broker."""
 
 Namer = Callable[[str, float], str | None]
 
 
 class _Brokers:
-    """Stands in for a client and all brokers. `named_by(host, time_s)` is whom a host names as the leader, itself where
-    it leads; `master` is that of the route."""
+    """Stands in for a client and all brokers. `named_by(host, time_s)` is the leader that a host names, itself if it
+    leads; `master` is that of the route."""
 
     def __init__(self, named_by: Namer, master: str | None) -> None:
         self._named_by = named_by
@@ -52,7 +52,7 @@ class _Brokers:
 
 
 def _ask(named_by: Namer, *, master: str | None = None) -> tuple[int | None, _Brokers, float]:
-    """One question of a client whose home is n1: the answer (None where all refused), who was asked, what it took."""
+    """One request of a client whose home is n1: the answer (None if all refused), the requests, and the duration."""
 
     async def main() -> tuple[int | None, _Brokers, float]:
         brokers = _Brokers(named_by, master)
@@ -70,7 +70,7 @@ def _ask(named_by: Namer, *, master: str | None = None) -> tuple[int | None, _Br
     return run_simulated(main(), seed=1)
 
 
-def test_a_round_without_a_leader_is_followed_by_one_broker_a_pause() -> None:
+def test_after_a_round_without_a_leader_one_broker_is_asked_per_pause() -> None:
     answer, brokers, took_s = _ask(lambda host, time_s: None)
     assert answer is None
     assert TIMEOUT_S * 0.95 - HOP_PAUSE_S - HOP_S <= took_s <= TIMEOUT_S * 0.95
@@ -83,7 +83,7 @@ def test_a_round_without_a_leader_is_followed_by_one_broker_a_pause() -> None:
     assert len(gaps) > 15
 
 
-def test_the_name_server_is_asked_now_and_then_only() -> None:
+def test_the_name_server_is_asked_at_most_once_per_pause() -> None:
     _, brokers, _ = _ask(lambda host, time_s: None)
     gaps = [later - earlier for earlier, later in itertools.pairwise(brokers.routes_s)]
     assert gaps
@@ -98,7 +98,7 @@ def test_a_new_leader_is_found_within_a_pause_of_its_election(leader: str) -> No
     assert 0.4 < took_s <= 0.4 + HOP_PAUSE_S + 3 * HOP_S
 
 
-def test_brokers_that_name_each_other_are_not_asked_in_turn_without_a_pause() -> None:
+def test_brokers_that_name_each_other_are_asked_at_most_once_per_pause() -> None:
     _, brokers, _ = _ask(lambda host, time_s: {"n1": "n2", "n2": "n1"}.get(host))
     for began_s, _ in brokers.asked:
         burst = [host for time_s, host in brokers.asked if began_s <= time_s < began_s + HOP_PAUSE_S]

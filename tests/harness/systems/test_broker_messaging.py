@@ -1,4 +1,4 @@
-"""What a member of a group reports about the group's offsets, and about a transaction that was not begun."""
+"""The lag of a consumer group, and a transaction whose half message was not answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def messaging(client: Any, keys: int = 1) -> BrokerMessaging:
 
 
 def lag_of(ends: dict[int, int], stored: dict[int, int | None]) -> int:
-    """By the ends of the queues, and the group's offsets."""
+    """The lag by the ends of the queues and the offsets of the group."""
 
     async def end_of(topic: str, queue_id: int, *, address: str) -> int:
         return ends[queue_id]
@@ -45,17 +45,17 @@ def lag_of(ends: dict[int, int], stored: dict[int, int | None]) -> int:
     return asyncio.run(group.lag())
 
 
-def test_what_is_left_is_what_the_group_has_not_reached() -> None:
+def test_the_lag_is_the_number_of_messages_beyond_the_offsets_of_the_group() -> None:
     assert lag_of({0: 5, 1: 10}, {0: 5, 1: 7}) == 3
     assert lag_of({0: 5, 1: 10}, {0: None, 1: 10}) == 5
 
 
-def test_a_group_that_is_ahead_of_a_queue_is_not_done_with_the_others() -> None:
+def test_an_offset_beyond_one_queue_does_not_reduce_the_lag_of_the_others() -> None:
     assert lag_of({0: 5, 1: 10}, {0: 8, 1: 7}) == 3
     assert lag_of({0: 5, 1: 10}, {0: 8, 1: 10}) == 0
 
 
-def test_a_transaction_whose_half_message_was_not_answered_was_not_decided() -> None:
+def test_a_transaction_whose_half_message_was_not_answered_is_undecided() -> None:
     async def half(*words: Any) -> Any:
         raise SendFailed([OutcomeUnknown("no answer", address="10.0.0.1:10911")])
 

@@ -1,4 +1,4 @@
-"""Triggers read from the brokers' logs: every kind is seen, once it is logged."""
+"""Triggers that are read from the logs of brokers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ MATCHED = "2026-01-01T00:00:00.000Z INFO node.dledger.pusher push to n3: COMPARE
         ("x INFO node.broker.append_errors a message says role_change self=n2 role=LEADER term=7", None),
     ],
 )
-def test_lines_and_their_triggers(line: str, occurrence: tuple[str, str] | None) -> None:
+def test_log_lines_are_recognised_as_triggers(line: str, occurrence: tuple[str, str] | None) -> None:
     assert occurrence_of("n2", line.rstrip()) == occurrence
 
 
-def test_a_broker_logs_every_kind_that_is_looked_for(tmp_path: Path) -> None:
-    """What the lines look like is the node's choice: this holds the two together."""
+def test_a_broker_logs_every_kind_of_trigger_that_is_read_from_logs(tmp_path: Path) -> None:
+    """The node decides the format of these lines; this test keeps both sides in agreement."""
     rehearse(parts_of(*SCENARIOS["truncate-committed"].run_of("none", 1)), str(tmp_path), QUIET)
     seen = set()
     for path in tmp_path.glob("*/2*/nodes/n*/broker.log"):
@@ -52,7 +52,7 @@ def test_a_broker_logs_every_kind_that_is_looked_for(tmp_path: Path) -> None:
     assert set(KINDS) > LOGGED_KINDS
 
 
-def test_waiting_for_what_is_logged(tmp_path: Path) -> None:
+def test_waiting_for_a_trigger_reads_new_and_complete_lines_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     log.write_text(ELECTED)
 
@@ -66,18 +66,18 @@ def test_waiting_for_what_is_logged(tmp_path: Path) -> None:
 
         async with triggers.watch():
             begin_s = loop.time()
-            assert await wait("elected", 0.05) == "None", "what was there before does not count"
-            assert await wait("storing") == "None", "nobody waits for what is not logged"
+            assert await wait("elected", 0.05) == "None", "lines from before do not count"
+            assert await wait("storing") == "None", "a kind that is not logged is not waited for"
             waiting = asyncio.create_task(wait("elected"))
             await asyncio.sleep(0.01)
             with log.open("a") as file:
                 file.write(MATCHED + ELECTED[:-20])
                 file.flush()
                 await asyncio.sleep(0.02)
-                assert not waiting.done(), "half a line is none"
+                assert not waiting.done(), "half a line does not count"
                 file.write(ELECTED[-20:])
             assert await waiting == "elected@n2"
-            assert await wait("matched@n3+5") == "matched@n3", "it came a little before"
+            assert await wait("matched@n3+5") == "matched@n3", "it occurred shortly before"
             assert await wait("matched@n2", 0.01) == "None"
             (tmp_path / "not-yet.log").write_text(ELECTED)
             assert await wait("elected@n3") == "elected@n3"
@@ -85,7 +85,7 @@ def test_waiting_for_what_is_logged(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_a_cluster_cannot_see_is_said() -> None:
+def test_triggers_that_a_cluster_cannot_observe_are_reported() -> None:
     events = [
         {"at_s": 1.0, "action": "inject", "id": "f1", "nemesis": "kill", "variant": "sigkill@n1", "when": "storing"},
         {"at_s": 2.0, "action": "heal", "id": "f1", "when": "elected@n2+0.1"},

@@ -1,4 +1,4 @@
-"""Classic HA as a system under test: it runs like DLedger does, and what it loses is counted."""
+"""Classic HA as a system under test: valid runs, losses that are found, and promotions."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ def test_faults_of_one_machine_lose_nothing_with_a_synchronous_flush(tmp_path: P
     assert said["OK"] > 100 and (mode == "sync" or set(said) == {"OK"})
 
 
-def test_what_an_asynchronous_master_loses_in_a_power_cut_is_found(tmp_path: Path) -> None:
+def test_losses_of_an_asynchronous_master_in_a_power_cut_are_found(tmp_path: Path) -> None:
     words = ("--set", "replication=async", "--set", "flush_mode=async", "--nemesis", "power=cut@leader")
     status, results = run(tmp_path, *words)
     assert (status, results["valid"]) == (1, False)
     assert results["checks"]["log"]["valid"] is False
     assert set(results["checks"]["replicas"]["refusing"]) == {"n2", "n3"}, (
-        "slaves keep what the master lost, and say so"
+        "slaves keep what the master lost, and report it"
     )
     recovers = results["checks"]["recovers"]
     assert recovers["valid"] == "unknown"
-    assert recovers["reason"].startswith("not back after 15 s: n2 waits for an operator"), "what it waits for in vain"
+    assert recovers["reason"].startswith("not back after 15 s: n2 waits for an operator"), (
+        "no operator comes in this run"
+    )
 
 
-def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
+def test_stale_reads_at_slaves_are_found(tmp_path: Path) -> None:
     words = ("--set", "replication=async", "--set", "slave_reads=on", "--nemesis", "partition")
     status, results = run(tmp_path, *words)
     assert (status, results["checks"]["linearizable"]["valid"]) == (1, False)
-    assert results["checks"]["replicas"]["valid"] is True, "stale, and nothing lost"
+    assert results["checks"]["replicas"]["valid"] is True, "reads are stale, but nothing is lost"
 
 
 def three_hosts(tmp_path: Path) -> SimCluster:
@@ -70,7 +72,7 @@ def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) ->
         client: Any = system.connection("queue", process=1, thread=0)
         for value in range(20):
             assert await client.append(value % 2, value) == value // 2
-        await system.recover(timeout_s=60)  # the slaves may have joined late: what is promoted has all of it
+        await system.recover(timeout_s=60)  # the slaves may have joined late: the promoted one must have everything
         assert system._recovered
         cluster.machine("n1").power_fail()
         await system.promote("n3")
@@ -89,7 +91,7 @@ def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) ->
     SimCluster.run_harness(scenario(), seed=1)
 
 
-def test_dledger_has_nobody_to_promote(tmp_path: Path) -> None:
+def test_promotion_is_refused_with_dledger(tmp_path: Path) -> None:
     async def scenario() -> None:
         cluster = three_hosts(tmp_path)
         system = BrokerSystem(cluster=cluster, settings={}, keys=2, log_dir=str(tmp_path), operation_timeout_s=3.0)

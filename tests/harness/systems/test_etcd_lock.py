@@ -1,4 +1,4 @@
-"""The set under etcd's lock, against a gateway of the test's own."""
+"""The set under etcd's lock, against a fake gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.systems.etcd_lock import LockedSetClient
 
 
 class Gateway:
-    """A lock that is free, a key, and an error in the place of the answer to one of the paths."""
+    """A gateway with a free lock and one key, which raises an error for one of the paths."""
 
     def __init__(self, path: str, error: Exception) -> None:
         self._path, self._error = path, error
@@ -39,17 +39,17 @@ def added(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("error", [Refused("cannot connect"), HttpError(503, ""), ConnectionError(), ValueError()])
-def test_what_was_written_was_added_whatever_becomes_of_the_lock(
+def test_a_written_add_succeeds_even_if_releasing_the_lock_fails(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is killed after the write refuses the next connection: the add happened all the same."""
+    """A server that is killed after the write refuses the next connection: the add still happened."""
     monkeypatch.setattr(etcd_lock, "WORK_S", 0)
     gateway = Gateway("/v3/lease/revoke", error)
     added(gateway)
     assert gateway.kept == [5]
 
 
-def test_what_was_not_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_add_whose_write_is_refused_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_lock, "WORK_S", 0)
     gateway = Gateway("/v3/kv/txn", Refused("cannot connect"))
     with pytest.raises(Refused):

@@ -1,4 +1,4 @@
-"""Rows of keys in etcd: the requests to its gateway, against a gateway that keeps keys in memory."""
+"""Rows of keys in etcd: the requests to its gateway, here a fake one with keys in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.systems.etcd_rows import RowsClient
 
 
 class Gateway:
-    """Transactions as the JSON gateway of etcd takes them, as far as rows need them."""
+    """Transactions of the JSON gateway of etcd, as far as rows need them."""
 
     def __init__(self) -> None:
         self.kept: dict[bytes, str] = {}
@@ -26,7 +26,7 @@ class Gateway:
         for compared in asked.get("compare", []):
             assert compared["target"] == "CREATE" and compared["createRevision"] == "0"
             if self.within(compared):
-                return {"header": {}}  # what is false is left out
+                return {"header": {}}  # fields that are false are left out
         responses: list[dict[str, Any]] = []
         for step in asked["success"]:
             if "requestPut" in step:
@@ -44,7 +44,7 @@ def client_of(gateway: Gateway, read: str = "linearizable") -> Any:
     return client
 
 
-def test_a_row_is_inserted_where_no_table_has_one_of_the_key_and_keys_do_not_meet() -> None:
+def test_a_row_is_inserted_only_if_no_table_has_one_of_the_same_key() -> None:
     async def scenario() -> Any:
         client = client_of(Gateway())
         inserted = [await client.insert_if_absent(*asked) for asked in ((1, 0, 5), (1, 0, 6), (1, 1, 7), (11, 1, 8))]

@@ -99,7 +99,7 @@ def run_state(tmp_path: Path) -> Any:
 async def system_of(
     name: str, run: RunState, tmp_path: Path, count: int = 2, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Any]:
-    """A system that was started on a local cluster."""
+    """A system of a plug-in, started on a local cluster."""
     system_class = registry.load("systems", name)
     work_dir = str(tmp_path / "nodes")
     cluster = LocalCluster(node_count=count, run=run, work_dir=work_dir, ports=system_class.ports)
@@ -114,12 +114,12 @@ async def system_of(
         await cluster.stop()
 
 
-def blamed(name: str, run: RunState, tmp_path: Path) -> str:
-    """What starting a system says; it must be one line and the plug-in's fault."""
+def start_error(name: str, run: RunState, tmp_path: Path) -> str:
+    """The error of starting a system, which must be one line and blame the plug-in."""
 
     async def main() -> None:
         async with system_of(name, run, tmp_path, 1):
-            raise AssertionError("it started")
+            raise AssertionError("the system started")
 
     with pytest.raises(PluginError) as caught:
         asyncio.run(main())
@@ -127,7 +127,7 @@ def blamed(name: str, run: RunState, tmp_path: Path) -> str:
     return str(caught.value)
 
 
-def test_two_programs_a_host_are_started_struck_and_brought_back(
+def test_both_programs_of_a_host_are_started_paused_killed_and_restarted(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -143,35 +143,35 @@ def test_two_programs_a_host_are_started_struck_and_brought_back(
             outcome = await system.recover(timeout_s=0.0)
             assert outcome.valid is False and outcome.details == {"missing": ["n1"]}
             await system.restart("n1")
-            await system.restart("n1")  # what runs is left alone
+            await system.restart("n1")  # running programs are left alone
             outcome = await system.recover(timeout_s=20.0)
             assert outcome.valid is True, outcome
             assert system.last_words("n1")[-1] == "serving hello from n1"
-            return_of = system.connection("client", process=5, thread=1)
-            await return_of.open()
-            assert (return_of.host.name, await return_of.read(1), return_of.process) == ("n2", "hello", 5)
-            await return_of.close()
+            client = system.connection("client", process=5, thread=1)
+            await client.open()
+            assert (client.host.name, await client.read(1), client.process) == ("n2", "hello", 5)
+            await client.close()
         assert await system.check(started_wall_ms=0) == {}
 
     asyncio.run(main())
     assert (tmp_path / "nodes" / "n1" / "some.own").read_text() == "kept"
 
 
-ASTRAY = """
+STRAY_SERVER = """
     def programs(self, host):
         def serve(port):
             return [host.python, "-c", SERVE, host.ip, str(self.ports[port]), host.path("greeting")]
         return {"kv": ["sh", "-c", '(env -i setsid "$@" &); exec sleep 600', "sh", *serve("client")],
                 "guard": serve("other")}
 """
-"""A server that its wrapper gives away, as a daemon with nothing of its environment, and stays itself."""
+"""A server that its wrapper starts as a daemon with an empty environment; the wrapper keeps running."""
 
 
-def test_who_serves_on_after_the_programs_have_ended_is_no_silence(
+def test_a_stray_server_still_answers_after_its_program_was_killed(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with system_of(write(ASTRAY), run_state, tmp_path, 1) as system:
+        async with system_of(write(STRAY_SERVER), run_state, tmp_path, 1) as system:
             await system.process("n1").kill()
             assert await system.process("n1").state() == DOWN
             assert await system.status("n1", timeout_s=5.0) == {}
@@ -180,11 +180,11 @@ def test_who_serves_on_after_the_programs_have_ended_is_no_silence(
 
 
 @pytest.mark.parametrize("still_serves", [True, False])
-def test_a_program_that_went_into_the_background_is_how_it_was_started_not_what_the_system_did(
+def test_an_exited_wrapper_is_a_failure_unless_its_daemon_still_serves(
     write: Write, run_state: RunState, tmp_path: Path, still_serves: bool
 ) -> None:
     end = tmp_path / "end"
-    plugin = ASTRAY.replace("exec sleep 600", f"until test -e {end}; do sleep 0.05; done")
+    plugin = STRAY_SERVER.replace("exec sleep 600", f"until test -e {end}; do sleep 0.05; done")
 
     async def main() -> None:
         async with system_of(write(plugin), run_state, tmp_path, 1) as system:
@@ -203,24 +203,24 @@ def test_a_program_that_went_into_the_background_is_how_it_was_started_not_what_
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state; empty where it is gone."""
+    """The letter of a process's state; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
 
-STRIKES = pytest.mark.parametrize(
+PROCESS_FAULTS = pytest.mark.parametrize(
     ("nemesis", "variant"), [(KILL, "sigkill@n1"), (KILL, "terminate@n1"), (PAUSE, "sigstop@n1")]
 )
 
 
-@STRIKES
-def test_a_fault_strikes_a_daemon_that_was_given_away(
+@PROCESS_FAULTS
+def test_process_faults_hit_a_stray_daemon(
     write: Write, run_state: RunState, tmp_path: Path, nemesis: Nemesis, variant: str
 ) -> None:
     async def main() -> None:
-        async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
+        async with system_of(write(STRAY_SERVER), run_state, tmp_path, 2) as system:
             target = RunTarget(system._cluster, system)
             [stray] = await system._cluster.strays("n1")
             [other] = await system._cluster.strays("n2")
@@ -241,8 +241,8 @@ def test_a_fault_strikes_a_daemon_that_was_given_away(
     assert not run_state.claims
 
 
-@STRIKES
-def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
+@PROCESS_FAULTS
+def test_a_process_fault_is_not_proven_while_a_stray_daemon_still_runs(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: Nemesis, variant: str
 ) -> None:
     async def adopt_none(self: AgentCluster, host: str) -> None:
@@ -251,7 +251,7 @@ def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
     monkeypatch.setattr(AgentCluster, "adopt_strays", adopt_none)
 
     async def main() -> None:
-        async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
+        async with system_of(write(STRAY_SERVER), run_state, tmp_path, 2) as system:
             target = RunTarget(system._cluster, system)
             planned = await nemesis.plan(target, random.Random(1), fault_id="f1", variant=variant)
             await nemesis.inject(target, planned)
@@ -278,7 +278,9 @@ def test_a_setting_reaches_system_and_clients(write: Write, run_state: RunState,
     asyncio.run(main())
 
 
-def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state: RunState, tmp_path: Path) -> None:
+def test_a_plug_in_can_set_hosts_up_wait_for_a_line_and_compare_states(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
     more = """
         ready_line = "serving set up"
         async def setup(self, host):
@@ -305,10 +307,10 @@ def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state
     assert reason == f'replicas differ: n1 holds "set up" and n2 holds "set up{"!" * 293}...'
 
 
-def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
+def test_the_ready_line_must_be_printed_again_after_a_restart(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
-    """Logs are appended to: what a program printed before it was killed does not say that it serves again."""
+    """Logs are appended to: a line from before the kill does not show that the program serves again."""
     more = """
         ready_line = "serving at last"
         def programs(self, host):
@@ -331,18 +333,18 @@ def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
     asyncio.run(main())
 
 
-def test_who_listens_on_every_address_is_told_where_to_listen(
+def test_an_address_in_use_is_reported_with_a_hint_where_to_listen(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
     more = """
         def programs(self, host):
             return {"kv": ["sh", "-c", "echo 'listen tcp :7000: bind: address already in use'; exit 1"]}
     """
-    said = blamed(write(more), run_state, tmp_path)
+    said = start_error(write(more), run_state, tmp_path)
     assert said.endswith("bind: address already in use" + guest.ADDRESS_HINT), said
 
 
-def test_who_listens_on_localhost_alone_is_told_where_to_listen(
+def test_listening_on_localhost_only_is_reported_with_a_hint_where_to_listen(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -353,13 +355,13 @@ def test_who_listens_on_localhost_alone_is_told_where_to_listen(
             def programs(self, host):
                 return {{"kv": ["sleep", "600"]}}
         """
-        said = blamed(write(more), run_state, tmp_path)
+        said = start_error(write(more), run_state, tmp_path)
     assert said.endswith(f"nothing listens on client ({port}){guest.LOOPBACK_HINT}"), said
 
 
 def test_a_program_starts_in_its_data_directory(write: Write, run_state: RunState, tmp_path: Path) -> None:
-    """What it writes by a relative path is struck by faults of the disk, and is no other replica's."""
-    said = blamed(
+    """Disk faults hit what it writes by a relative path, and no other replica shares that."""
+    said = start_error(
         write("def programs(self, host):\n    return {'kv': ['sh', '-c', 'pwd; exit 3']}"), run_state, tmp_path
     )
     assert said.endswith(f": {tmp_path / 'nodes' / 'n1' / 'data'}"), said
@@ -367,12 +369,12 @@ def test_a_program_starts_in_its_data_directory(write: Write, run_state: RunStat
 
 @pytest.mark.parametrize(("lines", "has_more"), [("echo no disk", False), ("echo why; echo no disk", True)])
 @pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
-def test_where_a_program_has_said_more_than_is_quoted_its_logs_are_named(
+def test_the_log_is_named_if_a_program_has_printed_more_than_is_quoted(
     write: Write, run_state: RunState, tmp_path: Path, lines: str, has_more: bool, end: str
 ) -> None:
-    """The last line of what javac, Node.js or Go say is none that helps."""
+    """The last line that javac, Node.js or Go print does not help."""
     more = f"ready_timeout_s = 1.0\ndef programs(self, host):\n    return {{'kv': ['sh', '-c', '{lines}; {end}']}}"
-    said = blamed(write(more), run_state, tmp_path)
+    said = start_error(write(more), run_state, tmp_path)
     assert said.endswith(": no disk" + f" (full log: {tmp_path / 'nodes' / 'n1'})" * has_more), said
 
 
@@ -381,7 +383,7 @@ def test_where_a_program_has_said_more_than_is_quoted_its_logs_are_named(
 def test_a_method_that_exits_is_blamed_and_does_not_end_the_harness(
     write: Write, run_state: RunState, tmp_path: Path, method: str, kind: str
 ) -> None:
-    """CancelledError comes of a task of its own that a plug-in has cancelled and awaits."""
+    """CancelledError arises when a plug-in awaits a task of its own that it has cancelled."""
     words = "self" if method == "start_together" else "self, host"
     more = f"""
         async def {method}({words}):
@@ -389,11 +391,13 @@ def test_a_method_that_exits_is_blamed_and_does_not_end_the_harness(
             raise {kind}(0)
         ready_timeout_s = 1.0
     """
-    said = blamed(write(more), run_state, tmp_path)
+    said = start_error(write(more), run_state, tmp_path)
     assert said.startswith("mine.py:") and (f"{kind.split('.')[-1]}: 0" in said or method == "ready"), said
 
 
-def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, tmp_path: Path) -> None:
+def test_leaders_are_those_that_status_reports_newest_term_first(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
     more = """
         silent = ()
         async def status(self, host):
@@ -414,7 +418,9 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
     asyncio.run(main())
 
 
-def test_a_program_that_ends_beside_one_that_serves_is_told(write: Write, run_state: RunState, tmp_path: Path) -> None:
+def test_a_program_that_ends_while_starting_is_reported_although_another_serves(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
     more = """
         def programs(self, host):
             serve = [host.python, "-c", SERVE, host.ip, "27000", host.path("greeting")]
@@ -425,11 +431,11 @@ def test_a_program_that_ends_beside_one_that_serves_is_told(write: Write, run_st
             await host.run("sh", "-c", f"cd {host.data} && {gone}")
             return True
     """
-    said = blamed(write(more), run_state, tmp_path)
+    said = start_error(write(more), run_state, tmp_path)
     assert re.search(r"program guard of n1 ended with status 0 while starting: ", said), said
 
 
-def test_a_mistake_of_a_follower_is_told_though_another_leads(
+def test_an_error_in_the_status_of_a_follower_is_reported_at_the_start(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guest, "MISTAKEN_S", 0.3)
@@ -440,13 +446,13 @@ def test_a_mistake_of_a_follower_is_told_though_another_leads(
 
     async def main() -> None:
         async with system_of(write(more), run_state, tmp_path):
-            raise AssertionError("it started")
+            raise AssertionError("the system started")
 
     with pytest.raises(PluginError, match=r"^mine.py:\d+: status\(n2\) raised TypeError: unsupported operand"):
         asyncio.run(main())
 
 
-def test_a_mistake_in_status_after_the_faults_is_not_the_systems(
+def test_an_error_in_status_after_the_faults_is_unknown_and_no_failure(
     write: Write, run_state: RunState, tmp_path: Path
 ) -> None:
     more = """
@@ -466,10 +472,10 @@ def test_a_mistake_in_status_after_the_faults_is_not_the_systems(
 
 
 @pytest.mark.parametrize("hanging", [("n1",), ("n1", "n2")])
-def test_a_status_that_hangs_is_not_known_to_be_the_system(
+def test_a_hanging_status_is_unknown_and_reported_with_its_line(
     write: Write, run_state: RunState, tmp_path: Path, hanging: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait for something else, as for a connection that it kept: clients decide, and where it waits is told."""
+    """It may wait for something else, such as a connection that it kept: clients decide the verdict."""
     monkeypatch.setattr(guest, "STATUS_TIMEOUT_S", 0.2)
     more = """
         hanging = ()
@@ -496,10 +502,10 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
     asyncio.run(main())
 
 
-def test_where_ready_and_state_wait_for_too_long_is_told(
+def test_hanging_ready_and_state_methods_are_reported_with_their_lines(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the program printed is quoted: `ready` hangs once that is there, however long the program takes to begin."""
+    """The output of the program is quoted, so `ready` hangs only once that was printed."""
     monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 0.2)
     unready = """
         ready_timeout_s = 0.1
@@ -512,7 +518,7 @@ def test_where_ready_and_state_wait_for_too_long_is_told(
     """
     name = write_with_asyncio(write, unready)
     Path(name).write_text("import os, time\n" + Path(name).read_text())
-    said = blamed(name, run_state, tmp_path)
+    said = start_error(name, run_state, tmp_path)
     assert re.search(r"on n1 mine.py:\d+: ready\(n1\) took more than 0.2 s: serving$", said), said
 
     stateless = """
@@ -562,12 +568,12 @@ def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: 
         ("return None + 1", r"^mine.py:\d+: state\(n1\) raised TypeError"),
     ],
 )
-def test_a_state_that_cannot_be_compared_is_the_plug_ins(
+def test_a_state_that_cannot_be_compared_is_unknown_and_blamed_on_the_plug_in(
     write: Write, run_state: RunState, tmp_path: Path, body: str, expected: str
 ) -> None:
     async def main() -> None:
         async with system_of(write(f"async def state(self, host):\n    {body}\n"), run_state, tmp_path) as system:
-            assert (await system.recover(timeout_s=600.0)).valid is True  # at once: no other answer is to come
+            assert (await system.recover(timeout_s=600.0)).valid is True  # at once: the answer cannot change
             outcome = (await system.check(started_wall_ms=0))["replicas"]
             assert outcome.valid == "unknown" and re.search(expected, outcome.reason), outcome
 
@@ -670,14 +676,14 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],
 )
-def test_what_goes_wrong_at_the_start_is_the_plug_ins(
+def test_errors_at_the_start_are_blamed_on_the_plug_in(
     write: Write, run_state: RunState, tmp_path: Path, more: str, expected: str
 ) -> None:
-    said = blamed(write(more), run_state, tmp_path)
+    said = start_error(write(more), run_state, tmp_path)
     assert re.search(expected, said), said
 
 
-def test_members_that_refuse_at_first_are_asked_again(write: Write, run_state: RunState, tmp_path: Path) -> None:
+def test_start_together_is_repeated_until_it_succeeds(write: Write, run_state: RunState, tmp_path: Path) -> None:
     more = (
         "calls = 0\n"
         "async def start_together(self):\n"
@@ -693,7 +699,7 @@ def test_members_that_refuse_at_first_are_asked_again(write: Write, run_state: R
     asyncio.run(main())
 
 
-def test_a_group_that_elects_nobody_until_it_is_made_is_made_first(
+def test_start_together_forms_a_group_that_has_no_leader_before(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guest, "FORMING_S", 0.3)
@@ -702,20 +708,24 @@ def test_a_group_that_elects_nobody_until_it_is_made_is_made_first(
         async def start_together(self):
             self.calls.append("made")
             if len(self.calls) == 1:
-                None.elected  # what comes of a leader that is not there
+                None.elected  # as with a leader that does not exist
         async def status(self, host):
             return Status(leads=len(self.calls) > 1 and host.name == "n2", term=1)
     """
 
     async def main() -> None:
         async with system_of(write(more), run_state, tmp_path) as system:
-            assert type(system._system).calls == ["made", "made"], "until it succeeded, and once"
+            assert type(system._system).calls == ["made", "made"], (
+                "it is repeated until it succeeds, and then not called again"
+            )
             assert await system.leaders() == ["n2"]
 
     asyncio.run(main())
 
 
-def test_a_client_that_cannot_be_made_is_blamed(write: Write, run_state: RunState, tmp_path: Path) -> None:
+def test_an_error_in_the_constructor_of_a_client_is_blamed_on_the_plug_in(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
     client = CLIENT + "    def __init__(self):\n        self.x = None + 1\n"
 
     async def main() -> None:
@@ -741,7 +751,7 @@ def test_listening_ports_are_those_of_the_host_or_of_every_address() -> None:
     assert listening_ports("\n".join(lines), "127.0.0.1") == {8080, 80, 443, 8082}
 
 
-def test_what_is_copied_to_a_host_is_there_as_it_was(tmp_path: Path) -> None:
+def test_a_directory_copied_to_a_host_keeps_its_links_and_modes(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "bin").mkdir(parents=True)
     (source / "bin" / "kv").write_bytes(b"\x7fELF")
@@ -769,10 +779,10 @@ CLOSES = """
         ("await __import__('asyncio').sleep(600)", r"mine.py:\d+: stop_together\(\) took more than 1 s"),
     ],
 )
-def test_the_plugin_is_told_of_the_end_once_while_its_programs_still_run(
+def test_stop_together_is_called_once_while_the_programs_still_run(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, said: str | None
 ) -> None:
-    """Whatever comes of that, the programs are ended."""
+    """Whatever it raises, the programs are ended."""
     monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 1.0)
 
     async def main() -> None:
@@ -787,15 +797,13 @@ def test_the_plugin_is_told_of_the_end_once_while_its_programs_still_run(
     asyncio.run(main())
 
 
-def test_the_plugin_is_told_of_the_end_where_nothing_was_started(
-    write: Write, run_state: RunState, tmp_path: Path
-) -> None:
+def test_stop_together_is_called_even_if_nothing_was_started(write: Write, run_state: RunState, tmp_path: Path) -> None:
     system_class = registry.load("systems", write(CLOSES.format(then="pass")))
     cluster = LocalCluster(node_count=1, run=run_state, work_dir=str(tmp_path), ports=system_class.ports)
     system: Any = system_class(cluster=cluster, settings={}, keys=1, log_dir=str(tmp_path), operation_timeout_s=3.0)
 
     async def main() -> None:
-        with pytest.raises(PluginError, match="stop_together"):  # it asks hosts that are not there
+        with pytest.raises(PluginError, match="stop_together"):  # it asks hosts that do not run
             await system.stop()
         await system.stop()
         assert system._system.ended == 1
@@ -804,7 +812,7 @@ def test_the_plugin_is_told_of_the_end_where_nothing_was_started(
 
 
 @given(st.text(max_size=2000), st.text("ab", max_size=2), st.text("cd", max_size=2), st.text(max_size=2000))
-def test_where_replicas_differ_is_quoted(same: str, one: str, other: str, rest: str) -> None:
+def test_the_first_difference_of_replica_states_is_quoted(same: str, one: str, other: str, rest: str) -> None:
     assume(one != other)
     texts = (f"{same}{one}{rest}", f"{same}{other}{rest}")
     assume(texts[0] != texts[1])

@@ -114,7 +114,7 @@ def test_only_a_system_with_the_method_can_be_promoted(plugin: str, tmp_path: Pa
     assert "no transfer" in str(system_lacks(registry.load("systems", plugin), {}, "transfer"))
 
 
-def test_members_are_changed_only_where_all_that_it_takes_is_said(plugin: str, tmp_path: Path) -> None:
+def test_membership_changes_require_members_leave_and_join(plugin: str, tmp_path: Path) -> None:
     with_members = tmp_path / "with_members.py"
     with_members.write_text(PLUGIN + MEMBERS + CLIENT)
     assert system_lacks(registry.load("systems", str(with_members)), {}, "members") is None
@@ -125,7 +125,7 @@ def test_members_are_changed_only_where_all_that_it_takes_is_said(plugin: str, t
     assert lacks == "system mine has no method members(host), leave(host), join(host)"
 
 
-def test_a_member_leaves_as_it_is_and_joins_with_what_the_plugin_gives_it(tmp_path: Path) -> None:
+def test_a_removed_member_keeps_running_and_starts_again_when_it_joins(tmp_path: Path) -> None:
     async def scenario(system: Any) -> None:
         operator = system.operator
         with pytest.raises(RuntimeError, match="it is needed"):
@@ -135,7 +135,7 @@ def test_a_member_leaves_as_it_is_and_joins_with_what_the_plugin_gives_it(tmp_pa
         view = await operator.view("n1", timeout_s=5.0)
         assert (view.leads, view.members) == (True, {"n1", "n3"})
         before = system.process("n2").pid
-        assert (await system.status("n2", timeout_s=5.0)) is not None, "it was ended"
+        assert (await system.status("n2", timeout_s=5.0)) is not None, "the removed member was ended"
         with pytest.raises(RuntimeError, match="later"):
             await operator.let_in("f1")
         await operator.let_in("f1")
@@ -144,7 +144,7 @@ def test_a_member_leaves_as_it_is_and_joins_with_what_the_plugin_gives_it(tmp_pa
         async with asyncio.timeout(20):
             while (await system.status("n2", timeout_s=1.0)) is None:  # noqa: ASYNC110 - a program elsewhere
                 await asyncio.sleep(0.05)
-        assert system.process("n2").pid != before, "its files are back, and its program began with them"
+        assert system.process("n2").pid != before, "its files were written again, and its program was started with them"
 
     on_hosts(tmp_path, PLUGIN + MEMBERS + CLIENT, scenario)
 
@@ -190,7 +190,7 @@ def on_hosts(tmp_path: Path, source: str, scenario: Any) -> None:
         run.close()
 
 
-def test_a_promotion_writes_files_and_starts_programs_as_they_are_then(tmp_path: Path) -> None:
+def test_after_a_promotion_files_and_programs_have_the_new_roles(tmp_path: Path) -> None:
     async def scenario(system: Any) -> None:
         assert isinstance(system, Operated)
         view = await system.operator.view("n2", timeout_s=5.0)
@@ -202,7 +202,9 @@ def test_a_promotion_writes_files_and_starts_programs_as_they_are_then(tmp_path:
         for path in own:
             path.write_text(path.read_text() + "# the program's own")
         await system.operator.promote("f1", "n2")
-        assert ["own" in path.read_text() for path in own] == [False, True], "n3 goes on with what it has written"
+        assert ["own" in path.read_text() for path in own] == [False, True], (
+            "n3 keeps the file that its program changed"
+        )
         await system.restart("n1")
         assert await wait_for(system, "n2") == {"leads": "true", "term": "0", "file": "primary"}
         assert await wait_for(system, "n1") == {"leads": "false", "term": "0", "file": "standby"}
@@ -220,7 +222,7 @@ def test_a_promotion_writes_files_and_starts_programs_as_they_are_then(tmp_path:
     on_hosts(tmp_path, PLUGIN + PROMOTES + CLIENT, scenario)
 
 
-def test_a_promote_that_is_not_async_is_told(tmp_path: Path) -> None:
+def test_a_promote_method_that_is_not_async_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN + PROMOTES.replace("async def", "def") + CLIENT)
     with pytest.raises(OperatorError, match=r"promote must be async"):

@@ -1,4 +1,4 @@
-"""Several programs of a host as one process: hit together, and never taken for hit when only some are."""
+"""Several programs of a host as one process: hit together, and not hit while only some are."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def made(*states: str) -> tuple[HostPrograms, Sequence[Fake]]:
     return HostPrograms("n1", dict(zip(("kv", "sentinel"), programs, strict=False))), programs
 
 
-def test_what_befalls_the_host_befalls_each_program() -> None:
+def test_pause_resume_and_kill_apply_to_every_program() -> None:
     async def main() -> None:
         process, programs = made(RUNNING, RUNNING)
         await process.pause()
@@ -66,34 +66,34 @@ def test_what_befalls_the_host_befalls_each_program() -> None:
     asyncio.run(main())
 
 
-def test_one_program_that_sigterm_does_not_end_makes_the_end_a_forced_one() -> None:
+def test_one_program_that_ignores_sigterm_makes_the_end_a_forced_one() -> None:
     async def main() -> None:
         process, programs = made(RUNNING, RUNNING)
         assert await process.terminate() == 0
         process, programs = made(RUNNING, RUNNING)
         programs[1].ignores_sigterm = True
         assert await process.terminate() == -9
-        programs[0].now = RUNNING  # what a SIGKILL ended before is nothing that this end is about
+        programs[0].now = RUNNING  # a program that SIGKILL ended earlier does not count
         assert await process.terminate() == 0 and programs[1].ended_with == -9
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("other", [DOWN, PAUSED])
-def test_a_fault_that_struck_one_of_two_is_in_no_state_that_proves_it(other: str) -> None:
+def test_the_state_is_mixed_while_a_fault_has_hit_only_one_of_two_programs(other: str) -> None:
     process, _ = made(RUNNING, other)
     assert asyncio.run(process.state()) == f"kv running, sentinel {other}"
     assert process.exit_status() is None
 
 
-def test_the_one_that_ended_is_named() -> None:
+def test_the_program_that_ended_is_named() -> None:
     process, _ = made(RUNNING, DOWN)
     assert process.ended == ["sentinel"]
     assert process.first_problem() == "program sentinel of n1 ended with status -9"
 
 
-def test_a_kill_ends_those_that_are_left_and_its_end_starts_all() -> None:
-    """One program had ended by itself: the other must be killed too, and both be started when the fault is over."""
+def test_a_kill_ends_the_remaining_programs_and_its_release_starts_all() -> None:
+    """One program had exited: the other must be killed too, and both be started on release."""
 
     async def main() -> None:
         process, programs = made(RUNNING, DOWN)
@@ -112,7 +112,7 @@ def test_a_kill_ends_those_that_are_left_and_its_end_starts_all() -> None:
     asyncio.run(main())
 
 
-def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told() -> None:
+def test_an_unexpected_exit_is_reported_and_followed_by_a_start_after_the_faults() -> None:
     async def main() -> None:
         process, _ = made(RUNNING, DOWN)
         current = {"n1": process}
@@ -131,7 +131,7 @@ def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told
 
 
 @pytest.mark.parametrize("who", [("harness", "harness"), ("harness", "itself"), ("itself", "itself")])
-def test_programs_have_ended_by_themselves_unless_the_harness_has_ended_each(who: Sequence[str]) -> None:
+def test_an_end_is_unexpected_unless_the_harness_ended_every_program(who: Sequence[str]) -> None:
     process, programs = made(DOWN, DOWN)
     for program, ended_by in zip(programs, who, strict=True):
         program.ended_by_harness = ended_by == "harness"
@@ -139,7 +139,7 @@ def test_programs_have_ended_by_themselves_unless_the_harness_has_ended_each(who
     assert asyncio.run(faults.look("n1")).ended_by_itself == ("itself" in who)
 
 
-def test_a_look_tells_the_number_of_every_program_that_has_not_ended() -> None:
+def test_a_look_lists_the_process_ids_of_all_programs_that_have_not_ended() -> None:
     process = HostPrograms("n1", {"kv": Fake(1), "sentinel": Fake(2), "exporter": Fake(3)})
     faults = ReplicaProcesses(["n1"], process=lambda host: process, restart=lambda host: asyncio.sleep(0))
 
@@ -157,7 +157,7 @@ def test_a_look_tells_the_number_of_every_program_that_has_not_ended() -> None:
 
 
 class Family(Fake):
-    """One whose host tells its processes."""
+    """A program whose host lists its processes."""
 
     async def members(self) -> list[ProcessMember]:
         return [ProcessMember(self.host_pid, 7, "S", "kv"), ProcessMember(self.host_pid + 100, 8, "S", "io")]

@@ -1,4 +1,4 @@
-"""Systems that refuse to be root run as somebody else, and end with whoever started them."""
+"""Systems that refuse to run as root run as another user, and end with the agent that started them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.systems.host_user import user_of, words_for_user
 from tests.mounts import IS_PLAIN_CHROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 PLUGIN = """
 from harness.sdk import Client, System
@@ -54,7 +54,7 @@ class Talk(Client):
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that all users may pass through; pytest closes its own to them."""
+    """A directory that all users may traverse, which those of pytest are not."""
     directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="sb-user-"))
     directory.chmod(0o755)
     yield directory
@@ -63,7 +63,7 @@ def open_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def closed_directory() -> Iterator[Path]:
-    """One that only root may pass through."""
+    """A directory that only root may traverse."""
     directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="sb-user-"))
     yield directory
     shutil.rmtree(directory)
@@ -103,7 +103,7 @@ def test_a_system_runs_as_the_user_that_it_names_and_owns_its_data(open_director
         process = system.process("n1")
         assert uid == nobody and (data / "setup").read_text().strip() == nobody
         assert data.stat().st_uid == (data / "serve.py").stat().st_uid == int(nobody)
-        assert int(pid) == process.pid, "no process is put before the program"
+        assert int(pid) == process.pid, "the program itself is the process that was started"
         assert f"\nUid:\t{nobody}\t{nobody}\t" in Path(f"/proc/{pid}/status").read_text()
         await system.stop()
 
@@ -111,8 +111,8 @@ def test_a_system_runs_as_the_user_that_it_names_and_owns_its_data(open_director
 
 
 @needs_root
-def test_a_program_that_became_another_user_ends_with_the_hosts(open_directory: Path) -> None:
-    """The kernel forgets the wish to end with a parent when a process becomes another user."""
+def test_a_program_that_became_another_user_ends_with_its_agent(open_directory: Path) -> None:
+    """The kernel clears the parent-death signal of a process that becomes another user."""
     pids: list[int] = []
 
     async def scenario(cluster: LocalCluster) -> None:
@@ -136,7 +136,7 @@ def test_a_program_that_became_another_user_ends_with_the_hosts(open_directory: 
 
 @needs_root
 @pytest.mark.skipif(IS_PLAIN_CHROOT, reason="there are no user namespaces in a chroot")
-def test_where_the_user_cannot_get_to_the_data_root_becomes_nobody(closed_directory: Path) -> None:
+def test_root_becomes_nobody_in_a_namespace_if_the_user_cannot_reach_the_data(closed_directory: Path) -> None:
     async def scenario(cluster: LocalCluster) -> None:
         host = host_of(cluster)
         words = await words_for_user(host, "nobody", [])
@@ -145,13 +145,13 @@ def test_where_the_user_cannot_get_to_the_data_root_becomes_nobody(closed_direct
         output = await host.run_as_harness(*words, "sh", "-c", script, check=False)
         nobody = Path("/proc/sys/kernel/overflowuid").read_text().strip()
         assert output.out.split() == [nobody, nobody] and output.status != 0, output
-        assert Path(host.path("file")).stat().st_uid == 0, "to everybody else it is root's"
+        assert Path(host.path("file")).stat().st_uid == 0, "outside of the namespace it belongs to root"
 
     on_a_host(closed_directory, scenario)
 
 
 @needs_root
-def test_a_user_that_is_not_there_is_named(open_directory: Path) -> None:
+def test_an_unknown_user_is_reported_with_a_remedy(open_directory: Path) -> None:
     async def scenario(cluster: LocalCluster) -> None:
         with pytest.raises(
             OperatorError, match=r"^there is no user nosuchuser on n1: create it there \(useradd nosuch"
@@ -161,8 +161,8 @@ def test_a_user_that_is_not_there_is_named(open_directory: Path) -> None:
     on_a_host(open_directory, scenario)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root has to become somebody else")
-def test_who_is_not_root_stays_who_he_is(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has to become another user")
+def test_an_ordinary_user_stays_the_same_user(tmp_path: Path) -> None:
     async def scenario(cluster: LocalCluster) -> None:
         assert await words_for_user(host_of(cluster), "nobody", []) == []
 

@@ -18,7 +18,7 @@ def text(value: str) -> bytes:
 
 
 def ask(answer: bytes, request: Callable[[Any], Awaitable[Any]], seen: list[bytes] | None = None) -> Any:
-    """What a request comes to where the broker answers with these bytes; `seen` gets the request without its size."""
+    """The result of a request if the broker answers with these bytes; `seen` gets the request without its size."""
 
     async def main() -> Any:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,12 +49,12 @@ def fetched(code: int, watermark: int, records: bytes) -> bytes:
     return head + struct.pack(">i", len(records)) + records
 
 
-def test_the_checksum_is_that_of_castagnoli() -> None:
+def test_the_checksum_is_crc32c() -> None:
     assert kafka._crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("number", [0, -1, 1, 63, -64, 64, 300, -(2**40), 2**62])
-def test_numbers_of_records_are_read_as_they_are_written(number: int) -> None:
+def test_varints_are_read_as_they_are_written(number: int) -> None:
     assert kafka._Reader(kafka._varint(number)).varint() == number
 
 
@@ -74,13 +74,13 @@ def test_a_record_is_produced_and_its_offset_returned() -> None:
 @pytest.mark.parametrize(
     ("code", "is_definite"), [(3, True), (5, True), (19, True), (6, False), (7, False), (20, False)]
 )
-def test_what_an_error_says_of_a_record(code: int, is_definite: bool) -> None:
+def test_produce_errors_are_classified_as_definite_or_not(code: int, is_definite: bool) -> None:
     with pytest.raises(kafka.KafkaError) as caught:
         ask(produced(code, -1), lambda s: kafka.produce(s, "t", 0, b"v", acks=1, timeout_ms=900))
     assert (caught.value.code, caught.value.is_definite) == (code, is_definite)
 
 
-def test_a_fetch_gives_whole_batches_from_its_offset_on() -> None:
+def test_a_fetch_returns_complete_batches_from_its_offset_on() -> None:
     def at(base: int, value: bytes) -> bytes:
         return struct.pack(">q", base) + kafka._batch(value)[8:]
 
@@ -93,7 +93,7 @@ def test_a_fetch_gives_whole_batches_from_its_offset_on() -> None:
         ask(fetched(6, -1, b""), lambda s: kafka.fetch(s, "t", 0, 7))
 
 
-def test_metadata_names_brokers_leaders_and_who_is_in_sync() -> None:
+def test_metadata_lists_brokers_leaders_and_in_sync_replicas() -> None:
     brokers = struct.pack(">ii", 1, 2) + text("10.0.0.2") + struct.pack(">ih", 9092, -1) + struct.pack(">i", 2)
     topic = struct.pack(">ih", 1, 0) + text("t") + struct.pack(">b", 0)
     partition = struct.pack(">ihii", 1, 0, 5, 2) + struct.pack(">iii", 2, 1, 2) + struct.pack(">ii", 1, 2)
@@ -101,6 +101,6 @@ def test_metadata_names_brokers_leaders_and_who_is_in_sync() -> None:
     assert found == ({2: "10.0.0.2:9092"}, {5: kafka.Partition(2, (2,))})
 
 
-def test_an_answer_that_ends_too_early_is_none() -> None:
+def test_a_truncated_answer_is_refused() -> None:
     with pytest.raises(ValueError, match="ends within a field"):
         ask(produced(0, 41)[:-20], lambda s: kafka.produce(s, "t", 0, b"v", acks=1, timeout_ms=900))

@@ -1,4 +1,4 @@
-"""The plug-in of MariaDB: its protocol against a server of the test's own, and its configuration."""
+"""The plug-in of MariaDB: its protocol against a fake server, and its configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text(value: str | None) -> bytes:
 
 
 def rows(*found: Sequence[str | None]) -> list[bytes]:
-    """The packets of a result: the number of columns, what each is, and the rows."""
+    """The packets of a result: the number of columns, their definitions, and the rows."""
     columns = len(found[0])
     return [bytes([columns]), *[b"\3def"] * columns, EOF, *(b"".join(map(text, row)) for row in found), EOF]
 
@@ -45,28 +45,28 @@ def with_server(
     greeting: bytes = GREETING,
     login: Sequence[bytes] = (OK,),
 ) -> tuple[Any, list[bytes]]:
-    """What `scenario` returns over a server that answers each statement with these packets (None: it closes), and
-    everything that it was sent after its greeting, without what the packets begin with."""
+    """The result of `scenario` with a server that answers each statement with these packets (None: it closes), and the
+    packets that it received after its greeting, without their headers."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def hear() -> int:
+        async def receive() -> int:
             head = await reader.readexactly(4)
             asked.append(await reader.readexactly(int.from_bytes(head[:3], "little")))
             return head[3]
 
-        def say(number: int, packet: bytes) -> None:
+        def send(number: int, packet: bytes) -> None:
             writer.write(len(packet).to_bytes(3, "little") + bytes([number]) + packet)
 
-        say(0, greeting)
+        send(0, greeting)
         for packet in login:
-            say(await hear() + 1, packet)
+            send(await receive() + 1, packet)
         for packets in answers:
-            assert await hear() == 0
+            assert await receive() == 0
             if packets is None:
                 break
             for number, packet in enumerate(packets, 1):
-                say(number, packet)
+                send(number, packet)
         writer.close()
 
     return over_a_connection(serve, opened, scenario), asked
@@ -83,7 +83,7 @@ def test_a_statement_returns_its_rows_or_how_many_it_changed() -> None:
     assert asked[1:] == [b"\3SELECT 1", b"\3UPDATE 2"]
 
 
-def test_a_server_that_asks_in_another_way_is_answered_that_there_is_no_password() -> None:
+def test_an_authentication_switch_is_answered_with_an_empty_password() -> None:
     async def scenario(session: Session) -> Any:
         return await session.query("SELECT 1")
 
@@ -91,7 +91,7 @@ def test_a_server_that_asks_in_another_way_is_answered_that_there_is_no_password
     assert found == [["1"]] and asked[1] == b""
 
 
-def test_what_is_no_server_of_this_protocol_is_refused() -> None:
+def test_a_server_with_another_protocol_or_an_error_as_greeting_is_refused() -> None:
     async def scenario(session: Session) -> Any:
         raise AssertionError("not opened")
 
@@ -105,7 +105,7 @@ def test_what_is_no_server_of_this_protocol_is_refused() -> None:
     ("answer", "expected"),
     [(error(1213), Refused), (error(1047), Refused), (error(1062), Refused), (error(1180), SqlError), (None, EOFError)],
 )
-def test_only_what_certainly_did_not_happen_is_refused(answer: bytes | None, expected: type[Exception]) -> None:
+def test_only_errors_that_rule_out_the_change_are_refusals(answer: bytes | None, expected: type[Exception]) -> None:
     async def scenario(session: Session) -> Any:
         with pytest.raises((Refused, SqlError, EOFError)) as caught:
             await session.change("COMMIT")
@@ -115,8 +115,8 @@ def test_only_what_certainly_did_not_happen_is_refused(answer: bytes | None, exp
     assert issubclass(found, expected)
 
 
-def test_a_statement_that_galera_has_replayed_ends_with_an_ok() -> None:
-    """As MariaDB 10.11 answers DELETE ... RETURNING then; who waits for the rows' end waits for ever."""
+def test_the_rows_of_a_statement_that_galera_replayed_end_with_an_ok_packet() -> None:
+    """MariaDB 10.11 answers DELETE ... RETURNING so; a client that waits for the end of rows would hang."""
 
     async def scenario(session: Session) -> Any:
         return await session.query("SELECT 1"), await session.query("DELETE 2")
@@ -125,8 +125,8 @@ def test_a_statement_that_galera_has_replayed_ends_with_an_ok() -> None:
     assert with_server([rows([""], ["7"]), replayed], scenario)[0] == ([[""], ["7"]], [["1137"]])
 
 
-def test_rows_of_several_attempts_say_nothing() -> None:
-    """So answers MariaDB 10.11 with Galera where `wsrep_retry_autocommit` is 1; the last row is the one that went."""
+def test_rows_of_several_attempts_leave_the_outcome_unknown() -> None:
+    """MariaDB 10.11 with Galera answers so if `wsrep_retry_autocommit` is 1."""
 
     async def scenario(session: Session) -> Any:
         client = MariaDBClient()
@@ -156,9 +156,9 @@ def test_a_transaction_that_is_refused_at_its_commit_did_not_happen() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_transaction_whose_commit_the_server_did_not_look_at_is_not_left_open(kept: bool) -> None:
-    """A host that left the group refuses COMMIT as it refuses every statement, and keeps the transaction, which the
-    next BEGIN would commit: what was said not to have happened."""
+def test_a_transaction_whose_commit_was_refused_is_rolled_back_or_the_client_reopens(kept: bool) -> None:
+    """A host that left the group refuses COMMIT like every statement, and keeps the transaction, which the next BEGIN
+    would commit although it was reported as refused."""
 
     async def scenario(session: Session) -> Any:
         client = MariaDBClient()
@@ -188,11 +188,11 @@ def test_every_row_is_read_as_it_was_written(values: list[str | None]) -> None:
         (b"\xfe\1" + bytes(7), (1, 9)),
     ],
 )
-def test_numbers_of_one_three_four_and_nine_bytes(packet: bytes, expected: tuple[int, int]) -> None:
+def test_length_encoded_integers_of_every_size_are_decoded(packet: bytes, expected: tuple[int, int]) -> None:
     assert length_at(packet, 0) == expected
 
 
-def test_hosts_know_one_another_and_the_first_one_begins() -> None:
+def test_settings_are_written_to_the_configuration_of_each_host() -> None:
     system = MariaDB()
     cluster: Any = PlannedHosts(())
     system.hosts = [Host(f"n{n}", n, cluster, MariaDB.ports, lambda host, name: f"/opt/{name}") for n in (1, 2)]
@@ -200,6 +200,6 @@ def test_hosts_know_one_another_and_the_first_one_begins() -> None:
     first, second = (system.files(host)["server.conf"] for host in system.hosts)
     assert first.count("gcomm://") == 1 and "basedir = /opt/usr\n" in first
     assert "transaction_isolation = REPEATABLE-READ" in second and "wsrep_sync_wait = 7" in second
-    assert "wsrep_retry_autocommit = 0\n" in first, "the rows of both attempts would be answered"
-    assert "socket = socket\n" in first, "a whole path may be longer than the 107 bytes that one may have"
+    assert "wsrep_retry_autocommit = 0\n" in first, "otherwise the rows of both attempts are returned"
+    assert "socket = socket\n" in first, "a full path may exceed the limit of 107 bytes"
     assert system.command(system.hosts[1])[-1] == system.hosts[1].data

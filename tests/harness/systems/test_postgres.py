@@ -1,4 +1,4 @@
-"""The plug-in of PostgreSQL: its protocol against a server of the test's own, its configuration, what it installs."""
+"""The plug-in of PostgreSQL: its protocol against a fake server, its configuration, its installation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error(code: bytes, severity: bytes = b"ERROR") -> bytes:
 def with_server(
     answers: Sequence[bytes | None], scenario: Callable[[Session], Awaitable[Any]]
 ) -> tuple[Any, list[str]]:
-    """What `scenario` returns over a server that gives these answers, one a statement (None: it closes), and the
+    """The result of `scenario` with a server that gives these answers, one per statement (None: it closes), and the
     statements."""
     asked: list[str] = []
 
@@ -60,7 +60,7 @@ def with_server(
     return over_a_connection(serve, opened, scenario), asked
 
 
-def test_values_of_a_row_are_texts_and_none() -> None:
+def test_values_of_a_row_are_decoded_as_text_or_none() -> None:
     assert values_of(row(b"7", None, b"")[5:]) == ["7", None, ""]
 
 
@@ -87,7 +87,7 @@ def test_a_statement_returns_its_rows_and_an_error_is_raised_once_the_server_is_
         (None, EOFError),
     ],
 )
-def test_only_what_certainly_did_not_happen_is_refused(answer: bytes | None, expected: type[Exception]) -> None:
+def test_only_errors_that_rule_out_the_change_are_refusals(answer: bytes | None, expected: type[Exception]) -> None:
     async def scenario(session: Session) -> Any:
         with pytest.raises((Refused, SqlError, EOFError)) as caught:
             await session.change("COMMIT")
@@ -111,14 +111,14 @@ def transacting(answers: Sequence[bytes | None], steps: list[list[Any]]) -> tupl
     return with_server(answers, scenario)
 
 
-def test_a_transaction_is_asked_step_by_step_and_committed() -> None:
+def test_a_transaction_is_sent_step_by_step_and_committed() -> None:
     done, asked = transacting([READY, row(b"[1,2") + READY, READY, READY], [["r", 4, None], ["append", 4, 3]])
     assert done == [["r", 4, [1, 2]], ["append", 4, 3]]
     appended = statement("append", 4, 3, PostgresClient.upsert)
     assert asked == ["BEGIN", "SELECT v FROM t1 WHERE k = 4", appended, "COMMIT"]
 
 
-def test_a_transaction_that_was_never_asked_to_commit_did_not_happen() -> None:
+def test_a_transaction_that_fails_before_its_commit_is_refused() -> None:
     steps = [["append", 4, 3]]
     refused, asked = transacting([READY, error(b"40001") + READY, READY], steps)
     assert isinstance(refused, Refused) and not refused.reopen and asked[-1] == "ROLLBACK"
@@ -128,7 +128,7 @@ def test_a_transaction_that_was_never_asked_to_commit_did_not_happen() -> None:
         assert "COMMIT" not in asked
 
 
-def test_a_commit_without_an_answer_leaves_the_transaction_open() -> None:
+def test_a_commit_without_an_answer_leaves_the_outcome_unknown() -> None:
     lost, asked = transacting([READY, READY, None], [["append", 4, 3]])
     assert not isinstance(lost, Refused) and isinstance(lost, EOFError) and asked[-1] == "COMMIT"
 
@@ -147,7 +147,7 @@ def inserting(answers: Sequence[bytes | None]) -> tuple[Any, list[str]]:
     return with_server(answers, scenario)
 
 
-def test_a_row_is_inserted_where_no_table_has_one_of_the_key() -> None:
+def test_a_row_is_inserted_only_if_no_table_has_one_of_the_same_key() -> None:
     looks = [f"SELECT n FROM rows{number} WHERE k = 4" for number in range(2)]
     insert = "INSERT INTO rows1 (n, k) VALUES (9, 4)"
     assert inserting([READY] * 5) == (True, ["BEGIN", *looks, insert, "COMMIT"])
@@ -155,7 +155,7 @@ def test_a_row_is_inserted_where_no_table_has_one_of_the_key() -> None:
     assert inserting([READY, row(b"8") + READY, READY]) == (False, ["BEGIN", looks[0], "COMMIT"])
 
 
-def test_what_became_of_an_insert_is_open_only_once_its_commit_was_asked_for() -> None:
+def test_the_outcome_of_an_insert_is_unknown_only_once_its_commit_was_sent() -> None:
     refused, asked = inserting([*[READY] * 3, error(b"40001") + READY, READY])
     assert isinstance(refused, Refused) and not refused.reopen and asked[-1] == "ROLLBACK"
     refused, _ = inserting([*[READY] * 4, error(b"40001") + READY])
@@ -164,7 +164,7 @@ def test_what_became_of_an_insert_is_open_only_once_its_commit_was_asked_for() -
     assert isinstance(lost, EOFError) and asked[-1] == "COMMIT"
 
 
-def test_the_rows_of_a_key_are_asked_of_both_tables_at_once() -> None:
+def test_the_rows_of_a_key_are_read_from_both_tables_in_one_statement() -> None:
     async def scenario(session: Session) -> Any:
         client = PostgresClient()
         client.session = session
@@ -175,7 +175,7 @@ def test_the_rows_of_a_key_are_asked_of_both_tables_at_once() -> None:
     assert asked == ["SELECT n FROM rows0 WHERE k = 4 UNION ALL SELECT n FROM rows1 WHERE k = 4"]
 
 
-def test_whether_a_comparison_failed_is_known_by_the_rows_that_were_changed() -> None:
+def test_a_compare_and_set_succeeds_if_it_changed_a_row() -> None:
     async def scenario(session: Session) -> Any:
         client = PostgresClient()
         client.session = session
@@ -204,7 +204,7 @@ def test_the_archive_in_the_jar_is_unpacked(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("lib/*.jar"))
 
 
-def test_standbys_follow_the_first_host_and_have_no_serializable() -> None:
+def test_standbys_follow_the_first_host_and_use_repeatable_read() -> None:
     system = postgres.Postgres()
     cluster: Any = PlannedHosts(())
     system.hosts = [Host(f"n{n}", n, cluster, {"client": 5432}, lambda host, name: name) for n in (1, 2)]

@@ -54,8 +54,8 @@ def closed(code: int, text: bytes, class_id: int = 20) -> bytes:
 
 
 def ask(answer: bytes, request: Callable[[Channel], Awaitable[Any]], seen: list[bytes] | None = None) -> Any:
-    """What a request comes to where the broker, once greeted, answers with these bytes; `seen` gets all that the client
-    sent."""
+    """The result of a request if the broker answers with these bytes after its greeting; `seen` gets all that the
+    client sent."""
 
     async def main() -> Any:
         is_over = asyncio.Event()
@@ -90,7 +90,7 @@ def test_a_message_is_published_persistent_and_mandatory_and_confirmed() -> None
     assert seen[0].startswith(b"AMQP\0\0\x09\x01") and b"\0guest\0guest" in seen[0]
 
 
-def test_a_confirmation_of_several_counts_and_one_of_an_earlier_message_does_not() -> None:
+def test_a_multiple_confirmation_counts_and_one_of_an_earlier_message_does_not() -> None:
     async def two(channel: Channel) -> None:
         with pytest.raises(AmqpError, match="not taken"):
             await channel.publish("q", b"1")
@@ -99,7 +99,7 @@ def test_a_confirmation_of_several_counts_and_one_of_an_earlier_message_does_not
     ask(acked(1, method=120) + acked(1) + acked(2, is_multiple=True), two)
 
 
-def test_a_message_without_a_queue_is_refused_and_one_that_is_not_confirmed_is_not_known_of() -> None:
+def test_an_unroutable_message_is_refused_and_an_unconfirmed_one_is_an_error() -> None:
     with pytest.raises(Refused, match="no queue q"):
         ask(returned(b"body") + acked(1), lambda channel: channel.publish("q", b"body"))
     with pytest.raises(AmqpError, match="not taken"):
@@ -109,7 +109,7 @@ def test_a_message_without_a_queue_is_refused_and_one_that_is_not_confirmed_is_n
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_message_is_got_whole_between_heartbeats_and_acknowledged(pieces: int) -> None:
+def test_a_message_is_assembled_from_frames_and_acknowledged(pieces: int) -> None:
     async def take(channel: Channel) -> Message | None:
         message = await channel.get("q")
         assert message is not None
@@ -139,7 +139,7 @@ def test_an_empty_queue_has_no_message() -> None:
         (frame(GET_OK) + frame(struct.pack(">HHQH", 60, 0, 4, 0), kind=2) + acked(1), "body"),
     ],
 )  # fmt: skip
-def test_what_is_no_answer_is_an_error_that_says_so(answer: bytes, complaint: str) -> None:
+def test_closed_channels_and_malformed_answers_are_errors(answer: bytes, complaint: str) -> None:
     with pytest.raises(AmqpError, match=complaint):
         ask(answer, lambda channel: channel.get("q"))
 
@@ -168,7 +168,7 @@ def host(number: int) -> Any:
 
 
 @pytest.mark.parametrize(("queue", "policies"), [("quorum", 0), ("mirrored", 1)])
-def test_every_node_is_told_of_all_and_a_mirrored_queue_has_a_policy(queue: str, policies: int) -> None:
+def test_the_configuration_lists_all_nodes_and_a_mirrored_queue_has_a_policy(queue: str, policies: int) -> None:
     rabbit = system(queue)
     files = rabbit.files(rabbit.hosts[1])
     assert all(f"nodes.{number} = rabbit@10.0.0.{number}\n" in files["rabbitmq.conf"] for number in (1, 2, 3))
@@ -176,7 +176,7 @@ def test_every_node_is_told_of_all_and_a_mirrored_queue_has_a_policy(queue: str,
     assert len(json.loads(files["definitions.json"])["policies"]) == policies
 
 
-def test_names_with_dots_are_long_ones() -> None:
+def test_nodes_named_by_address_use_long_names() -> None:
     rabbit = system("quorum")
     environment = rabbit.environment(rabbit.hosts[0])
     assert environment["RABBITMQ_NODENAME"] == "rabbit@10.0.0.1" and environment["RABBITMQ_USE_LONGNAME"] == "true"

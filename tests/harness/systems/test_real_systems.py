@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 
 @pytest.fixture
 def fetch(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
-    """Have a system's packages here, saying what is fetched; the test is skipped where they cannot be had."""
+    """Fetch the packages of a system and print what is fetched; skip the test if they are not available."""
 
     def say(line: str) -> None:
         with capsys.disabled():
@@ -73,15 +73,15 @@ def assert_results_valid(results: Mapping[str, Any]) -> None:
     assert all(fault["proven"] and fault["healed"] for fault in results["faults"])
 
 
-@pytest.mark.skipif(not MAY_MOUNT, reason="they tell each other addresses, unless they can be shown names of the run's")
+@pytest.mark.skipif(not MAY_MOUNT, reason="without mount namespaces for names the hosts tell each other addresses")
 @pytest.mark.parametrize(
     ("system", "options"),
     [("etcd", {"workload": "cas-register"}), ("nats", {"workload": "log", "settings": {"workload.polls": "eventual"}})],
 )
-def test_a_short_run_without_root(
+def test_a_short_run_without_root_is_valid(
     fetch: Callable[..., None], tmp_path: Path, system: str, options: Mapping[str, Any]
 ) -> None:
-    """Processes with link proxies, so that a wheel is all that it needs."""
+    """With processes and link proxies, so a wheel is all that it needs."""
     fetch(system)
     assert_valid(
         judged_run(
@@ -94,13 +94,15 @@ def test_a_short_run_without_root(
 @pytest.mark.systems
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", sorted(SAFE))
-def test_safe_under_partitions_kills_and_pauses(fetch: Callable[..., None], tmp_path: Path, system: str) -> None:
+def test_safe_systems_are_valid_under_partitions_kills_and_pauses(
+    fetch: Callable[..., None], tmp_path: Path, system: str
+) -> None:
     assert_results_valid(run_of(words_of(system, random_seed()), fetch, tmp_path))
 
 
 @pytest.mark.systems
 @pytest.mark.timeout(600)
-def test_etcd_lets_members_go_and_takes_them_in_again_with_nothing(fetch: Callable[..., None], tmp_path: Path) -> None:
+def test_etcd_removes_members_and_adds_them_again_without_data(fetch: Callable[..., None], tmp_path: Path) -> None:
     fetch("etcd")
     require_namespaces()
     run = judged_run(
@@ -134,7 +136,7 @@ def test_transactions_of_etcd_have_no_write_skew(fetch: Callable[..., None], tmp
 @pytest.mark.systems
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("finding", FINDINGS.values(), ids=list(FINDINGS))
-def test_a_control_is_valid(fetch: Callable[..., None], tmp_path: Path, finding: Finding) -> None:
+def test_the_control_of_a_finding_is_valid(fetch: Callable[..., None], tmp_path: Path, finding: Finding) -> None:
     words = finding.words("control")
     results = run_of([*words, "--seed", "43"], fetch, tmp_path)
     assert outcome_of(finding, results) == "valid", results["reason"]

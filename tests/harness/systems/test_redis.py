@@ -1,4 +1,4 @@
-"""What the plug-in of Redis writes for its watchers."""
+"""The configuration that the plug-in of Redis writes for its sentinels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from harness.systems.redis import Redis
 
 
-def test_watchers_know_from_the_beginning_whom_they_may_promote() -> None:
-    """They ask the primary every 10 s who follows it: one that is cut off before the second time had no successor."""
+def test_sentinels_know_the_replicas_from_the_start() -> None:
+    """They ask the primary for replicas every 10 s: one that is cut off before would have no successor."""
     hosts: list[Any] = [
         SimpleNamespace(name=f"n{number}", number=number, ip=f"10.0.0.{number}", data="/data") for number in (1, 2, 3)
     ]
@@ -21,5 +21,5 @@ def test_watchers_know_from_the_beginning_whom_they_may_promote() -> None:
             f"sentinel known-replica main 10.0.0.{number} 6379" for number in (2, 3)
         ]
         assert lines.index("sentinel monitor main 10.0.0.1 6379 2") < len(lines) - 2, (
-            "known ones are of a watched primary"
+            "known replicas belong to a monitored primary"
         )

@@ -1,4 +1,4 @@
-"""The configuration of Apache's RocketMQ: who replicates how, and which version can."""
+"""The configuration of Apache's RocketMQ: modes of replication, and versions that support them."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_packages_and_logging_are_those_of_the_version(version: str) -> None:
     assert "%logger{0}" in logging
 
 
-def test_ours_has_no_settings_that_are_apaches_alone() -> None:
+def test_our_broker_has_no_settings_that_are_specific_to_apache() -> None:
     assert OurBroker.settings == {"replication": ("dledger", "async", "sync"), "flush": ("sync", "async")}

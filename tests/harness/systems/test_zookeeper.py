@@ -1,4 +1,4 @@
-"""The plug-in of ZooKeeper: its protocol against a server of the test's own, and its configuration."""
+"""The plug-in of ZooKeeper: its protocol against a fake server, and its configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.harness.systems.served import over_a_connection
 
 SESSION_ID = 77
 Answer = bytes | int | None
-"""A body, the number of an error, or nothing but the end of the connection."""
+"""A body, the number of an error, or None to close the connection."""
 
 
 def stat(version: int = 0, owner: int = 0) -> bytes:
@@ -50,7 +50,7 @@ def data(value: str, version: int) -> bytes:
 def with_server(
     answers: Sequence[Answer], scenario: Callable[[Session], Awaitable[Any]], *, timeout_ms: int = 8000
 ) -> tuple[Any, list[int]]:
-    """What `scenario` returns over a server that gives these answers, one a request, and the kinds of the requests."""
+    """The result of `scenario` with a server that gives these answers, one per request, and the kinds of requests."""
     asked: list[int] = []
 
     async def frame(reader: asyncio.StreamReader) -> bytes:
@@ -87,31 +87,31 @@ def calling(
     return with_server(answers, scenario)
 
 
-def test_texts_are_counted() -> None:
+def test_texts_are_encoded_with_their_length() -> None:
     assert text("ab") == b"\0\0\0\2ab"
     assert texts(struct.pack(">i", 2) + text("a") + text("bc")) == ["a", "bc"]
 
 
 @pytest.mark.parametrize(("reads", "before"), [("local", []), ("sync", [SYNC]), ("quorum", [SET_DATA])])
-def test_reads_are_as_new_as_the_setting_says(reads: str, before: list[int]) -> None:
+def test_the_reads_setting_decides_which_request_precedes_a_read(reads: str, before: list[int]) -> None:
     answers = [*(b"" for _ in before), data("5", 1)]
     assert calling(answers, lambda client: client.read(1), reads) == (5, [*before, GET_DATA])
 
 
-def test_a_node_that_is_not_there_is_none_and_is_made_by_a_write() -> None:
+def test_a_missing_node_reads_as_none_and_is_created_by_a_write() -> None:
     assert calling([NO_NODE], lambda client: client.read(1)) == (None, [GET_DATA])
     written, asked = calling([NO_NODE, NODE_EXISTS, stat()], lambda client: client.write(1, 5))
     assert written is None and asked == [SET_DATA, CREATE, SET_DATA]
 
 
-def test_compare_and_set_compares_again_when_somebody_was_faster() -> None:
+def test_compare_and_set_compares_again_after_a_concurrent_write() -> None:
     answers = [data("5", 1), BAD_VERSION, data("5", 2), stat(3)]
     assert calling(answers, lambda client: client.cas(1, 5, 6))[0] is True
     answers = [data("5", 1), BAD_VERSION, data("7", 2)]
     assert calling(answers, lambda client: client.cas(1, 5, 6))[0] is False
 
 
-def test_only_what_the_server_answers_is_refused() -> None:
+def test_only_definite_errors_of_the_server_are_refusals() -> None:
     refused, _ = calling([NODE_EXISTS], lambda client: client.add(3))
     assert isinstance(refused, Refusal) and refused.error == NODE_EXISTS
     for answer, kind in ((-4, OSError), (None, EOFError)):
@@ -119,16 +119,16 @@ def test_only_what_the_server_answers_is_refused() -> None:
         assert isinstance(lost, kind) and not isinstance(lost, Refused)
 
 
-def test_a_session_that_has_expired_is_no_session() -> None:
+def test_opening_an_expired_session_is_an_error() -> None:
     async def scenario(session: Session) -> None:
-        raise AssertionError("it opened")
+        raise AssertionError("the session opened")
 
     with pytest.raises(OSError, match="expired"):
         with_server([], scenario, timeout_ms=0)
 
 
-def test_a_session_is_kept_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is held for longer than a session lasts would be somebody else's."""
+def test_an_idle_session_is_kept_alive_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is held for longer than a session timeout would be lost otherwise."""
     monkeypatch.setattr(zookeeper, "SESSION_MS", 30)
     asked: list[tuple[int, int]] = []
 
@@ -168,30 +168,30 @@ def test_a_session_is_kept_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatc
         return found, pings.done()
 
     pinged, ended = asyncio.Event(), asyncio.Event()
-    assert asyncio.run(main()) == (5, True), "the answer to a ping is nobody else's"
+    assert asyncio.run(main()) == (5, True), "the answer to a ping is not taken for another"
     assert struct.unpack(">ii", PING) in asked and asked[-1] == (2, CLOSE)
 
 
-def test_a_lock_is_given_back_by_whoever_has_it() -> None:
+def test_only_the_session_that_owns_a_lock_releases_it() -> None:
     ours, asked = calling([stat(owner=SESSION_ID), b""], lambda client: client.unlock("lock1"))
     assert ours is None and len(asked) == 2
     _, asked = calling([stat(owner=SESSION_ID + 1)], lambda client: client.unlock("lock1"))
-    assert len(asked) == 1, "another one's is left alone"
+    assert len(asked) == 1, "a lock of another session is left alone"
     assert calling([NODE_EXISTS], lambda client: client.lock("lock1"))[0] is False
 
 
-def test_a_job_that_somebody_else_took_is_passed_over() -> None:
+def test_a_job_that_another_client_took_is_skipped() -> None:
     names = struct.pack(">i", 2) + text("0000000002") + text("0000000001")
     answers = [names, data("11", 0), NO_NODE, data("12", 0), b""]
     found, asked = calling(answers, lambda client: client.dequeue())
     assert found == 12 and asked[0] == GET_CHILDREN
 
 
-def test_a_queue_is_empty_where_it_has_no_jobs_and_not_where_others_took_those_it_had() -> None:
+def test_a_queue_is_empty_only_if_a_new_listing_has_no_jobs() -> None:
     def names(*found: str) -> bytes:
         return struct.pack(">i", len(found)) + b"".join(map(text, found))
 
-    took = [names("0000000001"), NO_NODE]  # a second job came before the first was taken by somebody else
+    took = [names("0000000001"), NO_NODE]  # a second job came before another client took the first
     assert calling([*took, names("0000000002"), data("12", 0), b""], lambda client: client.dequeue())[0] == 12
     found, asked = calling([*took, names()], lambda client: client.dequeue())
     assert found is None and asked == [GET_CHILDREN, GET_DATA, GET_CHILDREN]
@@ -209,7 +209,7 @@ def test_the_configuration_names_every_server() -> None:
     assert "-Dzookeeper.snapshot.trust.empty=true" in system.command(system.hosts[1])
 
 
-def test_who_leads_and_in_which_epoch_is_in_the_answer_to_srvr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_role_and_epoch_of_a_server_are_read_from_its_answer_to_srvr(monkeypatch: pytest.MonkeyPatch) -> None:
     said = b"Zookeeper version: 3.9.3\nReceived: 3\nZxid: 0x500000021\nMode: %s\nNode count: 12\n"
 
     async def ask(mode: bytes) -> Status:

@@ -1,4 +1,4 @@
-"""A small world of hosts for tests of the simulation."""
+"""Fixtures for tests of the simulation: hosts on a network, and other Python interpreters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.clusters.sim.simulation import run_simulated
 
 @dataclass
 class World:
-    """Hosts a, b, c on one network, and the loop they live on."""
+    """Hosts a, b, c on one network, and the loop they run on."""
 
     loop: SimLoop
     network: SimNetwork
@@ -94,7 +94,7 @@ def _kind(python: str) -> str:
 
 
 def _output(*argv: str) -> str:
-    """What a program prints; "" if it fails or does not exist."""
+    """The standard output of a program; "" if it fails or does not exist."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

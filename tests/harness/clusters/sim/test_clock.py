@@ -1,4 +1,4 @@
-"""Clocks that are wrong."""
+"""Simulated clocks: offsets, rates, strobes, and counted readings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemesis.target import ClockSkew, FaultMet
 Simulate = Callable[..., Any]
 
 
-def test_clocks_follow_the_loop_until_somebody_skews_them(simulate: Simulate) -> None:
+def test_a_clock_follows_the_loop_and_its_offsets_add_up(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         assert clock.wall_ms() == EPOCH_MS
@@ -38,7 +38,7 @@ def test_clocks_follow_the_loop_until_somebody_skews_them(simulate: Simulate) ->
     simulate(scenario)
 
 
-def test_a_rate_adds_up_from_where_it_began(simulate: Simulate) -> None:
+def test_a_rate_accumulates_from_the_moment_it_is_set(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         await asyncio.sleep(100)
@@ -59,7 +59,7 @@ def test_a_rate_adds_up_from_where_it_began(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_the_monotonic_clock_changes_its_rate_and_never_goes_back(simulate: Simulate) -> None:
+def test_the_monotonic_clock_follows_its_rate_and_never_goes_back(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         last_ns = clock.monotonic_ns()
@@ -74,19 +74,19 @@ def test_the_monotonic_clock_changes_its_rate_and_never_goes_back(simulate: Simu
         clock.skew("f1", ClockSkew(rate_ppm=-600_000, affects_monotonic=True))
         with pytest.raises(ValueError, match="monotonic clock"):
             clock.skew("f2", ClockSkew(rate_ppm=-600_000, affects_monotonic=True))
-        clock.skew("f2", ClockSkew(rate_ppm=-500_000))  # the wall clock has a bound of its own
+        clock.skew("f2", ClockSkew(rate_ppm=-500_000))  # the wall clock has its own bound
         clock.release("f2")
         before_ns = clock.monotonic_ns()
         clock.release("f1")
         assert clock.monotonic_ns() == pytest.approx(before_ns, abs=1000)
         await asyncio.sleep(1)
         assert clock.monotonic_ns() - before_ns == pytest.approx(1e9, rel=1e-6)
-        assert clock.wall_ms() == EPOCH_MS + 61_000  # the wall clock has nothing to do with it
+        assert clock.wall_ms() == EPOCH_MS + 61_000  # the wall clock is unaffected
 
     simulate(scenario)
 
 
-def test_a_strobe_comes_and_goes(simulate: Simulate) -> None:
+def test_a_strobe_alternates_between_its_offset_and_zero(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         clock.skew("f1", ClockSkew(strobe_ms=500, strobe_period_ms=100))

@@ -1,4 +1,4 @@
-"""The node itself in simulation: whole runs, the faults on it, and that they repeat."""
+"""The node in simulation: whole runs, faults, and reproducibility."""
 
 from __future__ import annotations
 
@@ -85,20 +85,20 @@ def perform_test(
     return Path(run_dir.history_path).read_bytes(), results
 
 
-def test_a_probe_that_a_stall_let_go_on_later_does_not_mislead_the_next_one(tmp_path: Path) -> None:
+def test_a_probe_that_finishes_after_a_stall_does_not_affect_the_next_probe(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         disks = cluster.disks
         await disks.impair("f1", {"n1": DiskFault(kind="stall")})
         assert (await disks.probe("n1", timeout_s=1.0)).write.outcome == "no answer"
         await disks.release("f1")
-        await asyncio.sleep(1.0)  # now the file of that probe is written
+        await asyncio.sleep(1.0)  # by now that probe has written its file
         await disks.impair("f2", {"n1": DiskFault(kind="full")})
         assert (await disks.probe("n1", timeout_s=1.0)).write.outcome == "ENOSPC"
 
     run(main, tmp_path)
 
 
-def test_a_bit_is_flipped_at_rest_and_put_back(tmp_path: Path) -> None:
+def test_a_bit_flipped_at_rest_is_restored_on_release(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         disks, disk = cluster.disks, cluster.machine("n1").disk
         path = f"{cluster.data_dir('n1')}/data/dledger/data/00"
@@ -109,22 +109,24 @@ def test_a_bit_is_flipped_at_rest_and_put_back(tmp_path: Path) -> None:
         assert (flipped.offset, flipped.before, flipped.after) == (50, 51, 51 ^ 8)
         assert disks.flipped("f1") == {"n1": flipped} and disk.inode(path).cache[50] == 51 ^ 8
         disk.power_fail()
-        assert disk.inode(path).cache[50] == 51 ^ 8, "it is on the medium"
+        assert disk.inode(path).cache[50] == 51 ^ 8, "the flip survives a power cut"
         await disks.flip_bit("f3", "n1", files="data/dledger/data/*", place=0.5, bit=0)
         await disks.release("f1")
-        assert disks.flipped("f1") == {} and disk.inode(path).cache[50] == 51 ^ 1, "the other one's bit stays"
+        assert disks.flipped("f1") == {} and disk.inode(path).cache[50] == 51 ^ 1, "the other fault's bit stays flipped"
         await disks.release("f3")
         assert disk.inode(path).cache[50] == 51
         await disks.flip_bit("f2", "n1", files="data/dledger/data/*", place=0.5, bit=3)
         disk.inode(path).write(50, b"x")
         await disks.release_all()
-        assert disk.inode(path).cache[50] == ord("x"), "what was written since stays"
+        assert disk.inode(path).cache[50] == ord("x"), "data written after the flip is kept"
 
     run(main, tmp_path)
 
 
 @pytest.mark.parametrize(("workload", "nemesis"), [("register", "partition,kill"), ("log", "pause,power")])
-def test_a_run_under_faults_is_valid_and_touches_nothing_real(tmp_path: Path, workload: str, nemesis: str) -> None:
+def test_a_run_under_faults_is_valid_and_calls_nothing_outside_the_simulation(
+    tmp_path: Path, workload: str, nemesis: str
+) -> None:
     with guarded() as guard:
         history, results = perform_test(tmp_path, nemesis=nemesis, seed=3, workload=workload)
     assert guard.violations == []
@@ -133,7 +135,7 @@ def test_a_run_under_faults_is_valid_and_touches_nothing_real(tmp_path: Path, wo
     assert history.count(b'"process":"nemesis"') >= 8
 
 
-def test_only_a_run_that_found_something_keeps_the_replicas_files(tmp_path: Path) -> None:
+def test_only_a_run_with_a_violation_keeps_the_replicas_files(tmp_path: Path) -> None:
     def logs() -> list[Path]:
         return list(tmp_path.glob("store/*/2*/nodes/n*/data/data/dledger/data/0*"))
 
@@ -144,7 +146,7 @@ def test_only_a_run_that_found_something_keeps_the_replicas_files(tmp_path: Path
     assert list(tmp_path.glob("store/*/2*/nodes/n1/data/broker.toml"))
 
 
-def _history_in_a_process(tmp_path: Path, name: str, hash_seed: str) -> str:
+def _history_digest(tmp_path: Path, name: str, hash_seed: str) -> str:
     store = tmp_path / name
     command = ["run", "--cluster", "sim", "--seed", "5", "--time-limit", "12", "--rate", "50", "--store", str(store)]
     done = subprocess.run(
@@ -161,7 +163,7 @@ def _history_in_a_process(tmp_path: Path, name: str, hash_seed: str) -> str:
 
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_history_in_every_process(tmp_path: Path) -> None:
-    assert _history_in_a_process(tmp_path, "one", "0") == _history_in_a_process(tmp_path, "two", "4711")
+    assert _history_digest(tmp_path, "one", "0") == _history_digest(tmp_path, "two", "4711")
 
 
 def test_another_seed_gives_another_history(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_programs_start_pause_end_and_leave_their_logs(tmp_path: Path) -> None:
         await asyncio.sleep(1)
         await process.pause()
         assert await process.state() == PAUSED
-        assert await process.terminate(grace_s=1) == -9  # a stopped process does not hear SIGTERM
+        assert await process.terminate(grace_s=1) == -9  # a stopped process does not handle SIGTERM
         again = await cluster.spawn(EXTRA_HOST, name_server(address))
         await asyncio.sleep(1)
         await again.resume()
@@ -198,8 +200,8 @@ def test_programs_start_pause_end_and_leave_their_logs(tmp_path: Path) -> None:
     assert "2026-01-01T00:00:02" in log and "cannot assign" in log
 
 
-def test_a_log_that_cannot_be_written_is_told_at_the_end_and_changes_nothing_before(tmp_path: Path) -> None:
-    """As on a full disk of this machine, which is none of the simulation's."""
+def test_an_unwritable_log_is_reported_at_the_end_and_does_not_affect_the_run(tmp_path: Path) -> None:
+    """As on a full disk of this machine, which is not simulated."""
     (tmp_path / EXTRA_HOST).write_text("a file in the place of the host's directory")
 
     seen: list[int | None] = []
@@ -215,7 +217,7 @@ def test_a_log_that_cannot_be_written_is_told_at_the_end_and_changes_nothing_bef
     assert seen == [-9]
 
 
-def test_only_the_node_runs_here(tmp_path: Path) -> None:
+def test_only_programs_of_the_node_can_be_spawned(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         for argv in (["sleep", "1"], ["python", "-m", "http.server"], ["python", "-m", "node", "zookeeper"]):
             with pytest.raises(NotSimulated):
@@ -230,7 +232,7 @@ def test_only_the_node_runs_here(tmp_path: Path) -> None:
     assert "bad.toml: " in (tmp_path / "n1" / "broker.log").read_text()
 
 
-def test_files_of_hosts_come_out_at_the_end_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_files_of_hosts_are_exported_only_on_request(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> tuple[SimCluster, str]:
         path = f"{cluster.data_dir('n2')}/x/y"
         for host in ("n1", "n2"):
@@ -244,18 +246,18 @@ def test_files_of_hosts_come_out_at_the_end_where_they_are_asked_for(tmp_path: P
         assert list(cluster.hosts) == ["n1", "n2", "n3"]
         return cluster, cluster.local_path("n2", path)
 
-    def there() -> list[str]:
+    def exported() -> list[str]:
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
 
     cluster, local_path = run(main, tmp_path)
-    assert Path(local_path).read_bytes() == b"content" and there() == ["n2/data/x/y"]
+    assert Path(local_path).read_bytes() == b"content" and exported() == ["n2/data/x/y"]
     assert Path(cluster.local_path("n1", "/n1/data/x"), "y").read_bytes() == b"content"
-    assert there() == ["n1/data/x/y", "n2/data/x/y"]
+    assert exported() == ["n1/data/x/y", "n2/data/x/y"]
     cluster.leave_files()
-    assert there() == ["n1/data/x/y", "n1/data/xx", "n2/data/x/y", "n2/data/xx"]
+    assert exported() == ["n1/data/x/y", "n1/data/xx", "n2/data/x/y", "n2/data/xx"]
 
 
-def test_it_lives_on_a_simulated_loop_only(tmp_path: Path) -> None:
+def test_a_simulated_cluster_refuses_a_real_loop_and_too_many_replicas(tmp_path: Path) -> None:
     async def main() -> None:
         SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=[1])
 
@@ -269,9 +271,9 @@ async def _too_many(tmp_path: Path) -> None:
     SimCluster(node_count=1000, run=None, work_dir=str(tmp_path), ports=[1])
 
 
-def test_it_has_every_ability_but_those_of_a_file_system_and_a_kernel() -> None:
+def test_only_abilities_of_file_systems_and_kernels_are_not_simulated() -> None:
     lacking = [ability for kind, names in ABILITIES.items() for ability in names if SimCluster.missing(kind, ability)]
-    # No file system, no checksum that a damaged packet could be refused by, and no kernel.
+    # The simulation has no file system, no kernel, and no checksums that detect corrupted packets.
     kernel = [*ABILITIES["resources"], *ABILITIES["clients"], *ABILITIES["names"]]
     assert lacking == ["freeze", "fill", "shutdown", "crash", "corrupt", *kernel]
     with pytest.raises(KeyError):
@@ -329,7 +331,7 @@ def test_disk_faults_show_in_a_probe(tmp_path: Path, fault: DiskFault, write: st
     run(main, tmp_path)
 
 
-def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+def test_a_power_cut_may_lose_unsynced_data_but_never_synced_data(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> tuple[int, bytes]:
         async def program(process: Any) -> None:
             file = await process.runtime.disk.create("/n1/data/f")
@@ -359,7 +361,7 @@ def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
     assert 0 in lost and 4096 in lost
 
 
-def test_links_are_measured_as_they_were_shaped(tmp_path: Path) -> None:
+def test_link_measurements_match_the_shapes_of_the_links(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         good, bad = Link("n1", "n2"), Link("n2", "n1")
 
@@ -400,8 +402,8 @@ def _benchmark_digest(python: str, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_simulated_run_needs_no_package_but_ours() -> None:
-    """So that any Python can perform one, whatever is installed for it: the next test asks others for a history."""
+def test_a_simulated_run_imports_no_third_party_package() -> None:
+    """So any Python can perform one without further packages, which the next test relies on."""
     program = (
         "import sys, benchmarks.simulation; "
         "print(sorted({name.partition('.')[0] for name, module in sys.modules.items() "

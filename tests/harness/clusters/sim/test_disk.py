@@ -1,4 +1,4 @@
-"""The disk: what programs see, what a kill leaves, what a power cut leaves, and faults."""
+"""The simulated disk: file operations, what survives kills and power cuts, and faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Simulate = Callable[..., Any]
 
 
 async def run_on(world: Any, name: str, work: Callable[[Disk], Any]) -> Any:
-    """Do something as a process of a host; returns its result, raises its error."""
+    """Run `work` in a process of a host; returns its result or raises its error."""
     result = world.loop.create_future()
 
     async def program(process: Incarnation) -> None:
@@ -76,7 +76,7 @@ def test_files_and_directories(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_operations_take_time_and_a_slow_disk_more(simulate: Simulate) -> None:
+def test_operations_take_time_and_longer_on_a_slow_disk(simulate: Simulate) -> None:
     async def scenario(world: Any) -> tuple[float, float]:
         async def work(disk: Disk) -> float:
             disk.make_dirs("/d")
@@ -98,7 +98,7 @@ def test_operations_take_time_and_a_slow_disk_more(simulate: Simulate) -> None:
     assert 0.02 < slow_s < 0.025
 
 
-def test_a_kill_keeps_the_page_cache_and_power_does_not(simulate: Simulate) -> None:
+def test_a_kill_keeps_unsynced_writes_and_a_power_cut_may_lose_them(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def work(disk: Disk) -> None:
             disk.make_dirs("/d")
@@ -139,7 +139,7 @@ def _after_power_cut(
     return simulate(scenario, seed=seed)
 
 
-def test_names_without_a_directory_sync_may_be_gone(simulate: Simulate) -> None:
+def test_a_power_cut_may_lose_names_whose_directory_was_not_synced(simulate: Simulate) -> None:
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
         for name in ("/d/1", "/d/2", "/d/3"):
@@ -155,7 +155,7 @@ def test_names_without_a_directory_sync_may_be_gone(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("model", ["ext4", "torn"])
-def test_a_journal_has_names_in_order_and_with_the_sync_of_a_file(simulate: Simulate, model: str) -> None:
+def test_a_journal_keeps_names_in_order_and_a_file_sync_commits_earlier_ones(simulate: Simulate, model: str) -> None:
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
         for name in ("/d/1", "/d/2"):
@@ -170,7 +170,7 @@ def test_a_journal_has_names_in_order_and_with_the_sync_of_a_file(simulate: Simu
     assert listings == {certain, (*certain, "/d/4"), (*certain, "/d/4", "/d/5")}
 
 
-def test_only_a_change_of_its_length_takes_other_names_along_with_a_sync(simulate: Simulate) -> None:
+def test_a_file_sync_commits_other_names_only_if_the_file_length_changed(simulate: Simulate) -> None:
     def writing(offset: int) -> Callable[[Disk], Any]:
         async def work(disk: Disk) -> None:
             disk.make_dirs("/d")
@@ -186,7 +186,7 @@ def test_only_a_change_of_its_length_takes_other_names_along_with_a_sync(simulat
         assert {disk.exists("/d/other") for disk in disks} == outcomes
 
 
-def test_an_atomic_replacement_is_never_a_mixture(simulate: Simulate) -> None:
+def test_a_power_cut_never_tears_an_atomic_replacement(simulate: Simulate) -> None:
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
         for number in range(1000):
@@ -204,7 +204,7 @@ def test_an_atomic_replacement_is_never_a_mixture(simulate: Simulate) -> None:
     assert len(seen) > 2
 
 
-def test_what_create_and_atomic_replacement_promised_survives(simulate: Simulate) -> None:
+def test_a_power_cut_undoes_no_completed_create_replacement_or_removal(simulate: Simulate) -> None:
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
         await disk.create("/d/created")
@@ -219,7 +219,7 @@ def test_what_create_and_atomic_replacement_promised_survives(simulate: Simulate
         assert bytes(disk.inode("/d/state").cache) == b"new"
 
 
-def test_blocks_reach_the_disk_in_any_order_or_torn(simulate: Simulate) -> None:
+def test_a_power_cut_keeps_any_subset_of_unsynced_blocks_possibly_torn(simulate: Simulate) -> None:
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
         file = await disk.create("/d/f")
@@ -238,10 +238,10 @@ def test_blocks_reach_the_disk_in_any_order_or_torn(simulate: Simulate) -> None:
     assert torn > 5
 
 
-def test_a_truncation_that_a_power_cut_takes_back_has_written_to_no_block_but_that_of_the_end(
+def test_a_truncation_undone_by_a_power_cut_zeroes_at_most_the_rest_of_one_block(
     simulate: Simulate,
 ) -> None:
-    """Blocks that are given up are not overwritten first, so a file that is as long as before has them as before."""
+    """Freed blocks are not overwritten, so a file that regains its length has its old content there."""
 
     async def work(disk: Disk) -> None:
         disk.make_dirs("/d")
@@ -259,7 +259,7 @@ def test_a_truncation_that_a_power_cut_takes_back_has_written_to_no_block_but_th
     assert ends == {(1000, b""), (16384, b""), (16384, bytes(3096))}
 
 
-def test_a_kill_in_the_middle_of_a_write_leaves_it_or_not(simulate: Simulate) -> None:
+def test_a_kill_during_a_write_leaves_all_of_it_or_nothing(simulate: Simulate) -> None:
     async def scenario(world: Any) -> bytes:
         async def program(process: Incarnation) -> None:
             process.runtime.disk.make_dirs("/d")
@@ -282,10 +282,10 @@ def test_a_kill_in_the_middle_of_a_write_leaves_it_or_not(simulate: Simulate) ->
 
 
 @pytest.mark.parametrize(("after_s", "is_durable"), [(5e-6, False), (100e-6, True)])
-def test_a_sync_goes_on_without_its_process_and_never_begins_without_it(
+def test_after_a_kill_a_sync_under_way_completes_but_none_begins(
     simulate: Simulate, after_s: float, is_durable: bool
 ) -> None:
-    """Writing and syncing are two calls, the first of which takes 10 us at least, and the second 200."""
+    """Writing and syncing are two calls, which take at least 10 and 200 us."""
 
     async def scenario(world: Any) -> tuple[bytes, bytes]:
         async def program(process: Incarnation) -> None:
@@ -310,7 +310,7 @@ def test_a_sync_goes_on_without_its_process_and_never_begins_without_it(
     assert ((written, b"first") in found) is not is_durable and ((written, written) in found) is is_durable
 
 
-def test_a_stall_holds_what_it_names(simulate: Simulate) -> None:
+def test_a_stall_blocks_only_the_named_operations(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         done: list[str] = []
         disk = world["a"].disk
@@ -346,7 +346,7 @@ def test_a_stall_holds_what_it_names(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_a_full_disk_takes_what_fits(simulate: Simulate) -> None:
+def test_a_full_disk_writes_what_fits_and_then_fails_with_enospc(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def work(disk: Disk) -> None:
             disk.make_dirs("/d")
@@ -375,7 +375,7 @@ def test_a_full_disk_takes_what_fits(simulate: Simulate) -> None:
         simulate(scenario, seed=seed)
 
 
-def test_errors_by_kind(simulate: Simulate) -> None:
+def test_each_kind_of_injected_error_fails_its_operations_with_eio(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         device = world["a"].disk
 
@@ -415,7 +415,7 @@ def test_errors_by_kind(simulate: Simulate) -> None:
         simulate(scenario, seed=seed)
 
 
-def test_a_failed_sync_gives_up_its_blocks_for_good(simulate: Simulate) -> None:
+def test_blocks_of_a_failed_sync_are_not_written_by_a_later_sync(simulate: Simulate) -> None:
     async def scenario(world: Any) -> bytes:
         async def work(disk: Disk) -> None:
             file = await disk.create("/d/f")
@@ -427,7 +427,7 @@ def test_a_failed_sync_gives_up_its_blocks_for_good(simulate: Simulate) -> None:
                 await file.sync()
             world["a"].disk.heal()
             await file.write(8192, b"d" * 4096)
-            await file.sync()  # says that all is well, and it is not
+            await file.sync()  # succeeds although blocks were lost
             assert file.read(0, 9000)[::4096] == b"bcd"
 
         await run_on(world, "a", work)
@@ -437,7 +437,7 @@ def test_a_failed_sync_gives_up_its_blocks_for_good(simulate: Simulate) -> None:
     assert {simulate(scenario, seed=seed) for seed in range(10)} == {b"a\0d"}
 
 
-def test_a_cancelled_waiter_gets_the_cancellation_when_the_operation_is_over(simulate: Simulate) -> None:
+def test_cancelling_a_write_takes_effect_only_once_the_write_has_ended(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def work(disk: Disk) -> None:
             file = await disk.create("/d/f")
@@ -457,8 +457,8 @@ def test_a_cancelled_waiter_gets_the_cancellation_when_the_operation_is_over(sim
     simulate(scenario)
 
 
-def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> None:
-    """By a call of the process: not while it is paused, and never once it is dead."""
+def test_write_callbacks_run_in_the_process_that_began_the_write(simulate: Simulate) -> None:
+    """Not while the process is paused, and never after its death."""
 
     async def scenario(world: Any) -> None:
         told: list[tuple[int, int | None, str]] = []
@@ -469,11 +469,11 @@ def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> Non
             disk.delay_s = 1.0
 
             def write(number: int) -> None:
-                def then(error: BaseException | None) -> None:
+                def on_done(error: BaseException | None) -> None:
                     code = error.errno if isinstance(error, OSError) else None
                     told.append((number, code, world.loop.current_lane().name))
 
-                file.begin_write(number, b"x", then, sync=number == 0)
+                file.begin_write(number, b"x", on_done, sync=number == 0)
 
             for number in range(4):
                 disk.fail(WRITE, number == 1)
@@ -485,7 +485,7 @@ def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> Non
                 write(9)
 
         process = world.on("a", work)
-        await asyncio.sleep(6.5)  # two are over, the third has just begun
+        await asyncio.sleep(6.5)  # two writes have ended, the third has just begun
         lane = process.name
         assert told == [(0, None, lane), (1, errno.EIO, lane)]
         world["a"].pause()
@@ -494,7 +494,7 @@ def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> Non
         world["a"].resume()
         await asyncio.sleep(0.1)
         assert told[2:] == [(2, None, lane)]
-        await asyncio.sleep(1.4)  # the fourth has begun
+        await asyncio.sleep(1.4)  # the fourth write has begun
         world["a"].kill()
         await asyncio.sleep(5)
         assert len(told) == 3
@@ -502,7 +502,7 @@ def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> Non
     simulate(scenario)
 
 
-def test_bits_flip_at_rest(simulate: Simulate) -> None:
+def test_a_bit_flip_changes_synced_data_on_the_medium_and_unsynced_data_in_cache(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         disk = world["a"].disk
         disk.put("/d/f", b"\0" * 8)
@@ -512,14 +512,14 @@ def test_bits_flip_at_rest(simulate: Simulate) -> None:
         assert bytes(disk.inode("/d/f").cache) == b"\0\0\0@\0\0\0\0"
         with pytest.raises(OSError, match="Invalid"):
             disk.flip_bit("/d/f", 8)
-        # What is not synced yet flips where it is: nobody would read what only the medium has.
+        # Unsynced data is flipped in the cache: nothing would read the stale block on the medium.
         disk.inode("/d/f").write(4, b"abcdefgh")
         for offset, bit in ((0, 1), (4, 0), (10, 2)):
             disk.flip_bit("/d/f", offset, bit)
         assert bytes(disk.inode("/d/f").cache) == b"\2\0\0@\x60bcdefch"
         assert disk.inode("/d/f").durable_content() == b"\2\0\0@\0\0\0\0"
         disk.flip_bit("/d/f", 0, 1)
-        assert disk.inode("/d/f").durable_content() == b"\0\0\0@\0\0\0\0", "put back there too"
+        assert disk.inode("/d/f").durable_content() == b"\0\0\0@\0\0\0\0", "flipped back on the medium too"
         with pytest.raises(FileNotFoundError):
             disk.flip_bit("/d/g", 0)
 
@@ -538,7 +538,7 @@ def test_bits_flip_at_rest(simulate: Simulate) -> None:
         ("error-read", "read"),
     ],
 )
-def test_what_processes_meet_of_a_fault_is_counted_and_what_probes_meet_is_not(
+def test_fault_hits_of_processes_are_counted_and_those_of_probes_are_not(
     simulate: Simulate, kind: str, meets: str
 ) -> None:
     async def scenario(world: Any) -> None:
@@ -555,7 +555,9 @@ def test_what_processes_meet_of_a_fault_is_counted_and_what_probes_meet_is_not(
         await disks.impair("f1", {host: DiskFault(kind=kind, delay_ms=20) for host in ("a", "b")})
         for host in ("a", "b"):
             await disks.probe(host, timeout_s=0.5)
-        assert await disks.met("f1") == dict.fromkeys(("a", "b"), FaultMet(None, 0)), "nobody but the harness"
+        assert await disks.met("f1") == dict.fromkeys(("a", "b"), FaultMet(None, 0)), (
+            "only probes of the harness were hit"
+        )
 
         async def meet(disk: Disk) -> None:
             file = disk.open("/data/log")
@@ -578,7 +580,7 @@ def test_what_processes_meet_of_a_fault_is_counted_and_what_probes_meet_is_not(
     simulate(scenario)
 
 
-def test_who_looks_at_a_disk_from_outside_meets_no_fault_and_is_not_counted(simulate: Simulate) -> None:
+def test_reads_from_outside_the_host_hit_no_fault_and_are_not_counted(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         device = world["a"].disk
         device.put("/data/log", b"content")
@@ -601,7 +603,7 @@ def test_who_looks_at_a_disk_from_outside_meets_no_fault_and_is_not_counted(simu
     simulate(scenario)
 
 
-def test_that_something_waits_for_an_earlier_stall_does_not_say_whom_a_later_one_meets(simulate: Simulate) -> None:
+def test_hits_of_a_stall_are_unknown_while_operations_wait_for_an_earlier_one(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
 
@@ -620,7 +622,7 @@ def test_that_something_waits_for_an_earlier_stall_does_not_say_whom_a_later_one
 
 
 @pytest.mark.parametrize("kind", ["stall-fsync", "error-fsync"])
-def test_what_a_killed_process_has_left_under_way_is_met_by_nobody(simulate: Simulate, kind: str) -> None:
+def test_operations_left_by_a_killed_process_do_not_hit_a_later_fault(simulate: Simulate, kind: str) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
 
@@ -656,7 +658,7 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
         async def read(disk: Disk) -> bytes:
             file = disk.open("/data/log")
             before = file.read(0, flipped.offset)
-            assert (await disks.met("f1"))["a"].met == 0, "another byte"
+            assert (await disks.met("f1"))["a"].met == 0, "only other bytes were read"
             return before + file.read(flipped.offset, 1)
 
         async def read_all(disk: Disk) -> bytes:
@@ -667,7 +669,7 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
         world["a"].kill()
         again = await disks.flip_bit("f2", "a", files="log", place=0.5, bit=1)
         assert again.offset == flipped.offset
-        assert (await disks.met("f2"))["a"].met == 0, "nobody has read the byte since"
+        assert (await disks.met("f2"))["a"].met == 0, "the byte has not been read since"
         await disks.release("f1")
         assert await disks.met("f1") == {}
         await run_on(world, "a", read_all)
@@ -679,13 +681,13 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
 
         world["a"].kill()
         await run_on(world, "a", write_and_read)
-        assert (await disks.met("f2"))["a"].met == 1, "another byte is in its place"
+        assert (await disks.met("f2"))["a"].met == 1, "the byte was overwritten before this read"
 
     simulate(scenario)
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_a_bit_flips_and_comes_back_whether_its_block_is_synced_or_not(simulate: Simulate, is_synced: bool) -> None:
+def test_releasing_a_bit_flip_restores_synced_and_unsynced_blocks(simulate: Simulate, is_synced: bool) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
 
@@ -705,9 +707,7 @@ def test_a_bit_flips_and_comes_back_whether_its_block_is_synced_or_not(simulate:
 
 
 @pytest.mark.parametrize(("count", "said"), [(3, "3 bytes, of 3 changes since"), (1, "1 byte, of 1 change since")])
-def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(
-    simulate: Simulate, count: int, said: str
-) -> None:
+def test_a_power_cut_reports_the_changes_since_the_previous_one(simulate: Simulate, count: int, said: str) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
         cuts = []
@@ -729,8 +729,8 @@ def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(
 
 
 @pytest.mark.parametrize("kind", ["stall", "stall-fsync"])
-def test_a_power_cut_ends_what_a_probe_waits_for(simulate: Simulate, kind: str) -> None:
-    """Or the run would wait for it at its end, when nothing happens any more."""
+def test_a_power_cut_ends_abandoned_probes(simulate: Simulate, kind: str) -> None:
+    """Otherwise the run would wait for the probe at its end."""
 
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})

@@ -1,4 +1,4 @@
-"""A file's durability against a model that keeps whole copies, in place of the layers of differences."""
+"""A file's durability, compared with a model that keeps whole copies instead of layers of differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = st.one_of(st.integers(1, 600), st.integers(1, 3 * BLOCK_BYTES))
 
 
 class Model:
-    """Whole contents: now, durable, and at the beginning of each sync that is under way."""
+    """Whole contents: now, durable, and at the start of each sync under way."""
 
     def __init__(self) -> None:
         self.now = b""
@@ -70,7 +70,7 @@ class InodeMachine(RuleBasedStateMachine):
         which = data.draw(st.integers(0, len(self.layers) - 1))
         self.inode.end_sync(self.layers[which])
         self.model.durable = self.model.syncing[which]
-        # What began earlier and ends later adds nothing.
+        # Syncs that began earlier have nothing to add when they end.
         del self.layers[: which + 1], self.model.syncing[: which + 1]
 
     @rule(seed=st.integers(0, 10_000), tears=st.booleans())
@@ -98,8 +98,8 @@ class InodeMachine(RuleBasedStateMachine):
 
 
 def assert_possible_after_power_cut(after: bytes, *, now: bytes, durable: bytes) -> None:
-    """Every sector is the durable one or the newest one, up to a length between the two. Blocks that were only cut off
-    are not written: where the file has kept its length they are as they were."""
+    """Every sector has its durable or its newest content, up to a length between the two. Blocks that were only
+    truncated are not written: if the file keeps its length, they are unchanged."""
     assert min(len(now), len(durable)) <= len(after) <= max(len(now), len(durable))
     for start in range(0, len(after), SECTOR_BYTES):
         length = min(SECTOR_BYTES, len(after) - start)
@@ -109,7 +109,7 @@ def assert_possible_after_power_cut(after: bytes, *, now: bytes, durable: bytes)
 
 
 InodeMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
-test_inode_is_its_model = InodeMachine.TestCase
+test_an_inode_behaves_like_its_model = InodeMachine.TestCase
 
 
 @settings(max_examples=150, deadline=None)
@@ -122,7 +122,7 @@ test_inode_is_its_model = InodeMachine.TestCase
 def test_blocks_of_a_failed_sync_are_lost_unless_written_again(
     written: list[tuple[int, int]], meanwhile: list[tuple[int, int]], after_failure: list[tuple[int, int]], seed: int
 ) -> None:
-    """Again: since the sync began, be it before or after it failed."""
+    """A write counts if it came after the sync began, even before the sync failed."""
     inode = Inode()
     inode.write(0, b"d" * (2 * BLOCK_BYTES))
     inode.make_durable()

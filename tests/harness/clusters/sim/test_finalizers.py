@@ -1,4 +1,4 @@
-"""A run that is over leaves no objects behind, whatever the interpreter's garbage collector."""
+"""A finished run leaves no objects behind, whatever the interpreter's garbage collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.test import Test
 from nemesis.schedule import Schedule
 
 COLLECTIONS = 8
-"""Finalizers of objects that hold one another take a collection of PyPy's each; a run has some of them."""
+"""PyPy needs one collection per finalizer of objects that reference one another; a run has several."""
 
 
 def closed_loops() -> list[SimLoop]:
@@ -38,21 +38,21 @@ TEST = Test(
 )
 
 
-def test_nothing_of_a_cluster_stays() -> None:
-    before = {id(loop): loop for loop in closed_loops()}  # which tests before may still hold
+def test_the_loop_of_a_finished_run_is_garbage_collected() -> None:
+    before = {id(loop): loop for loop in closed_loops()}  # earlier tests may still hold these
     assert rehearse_test(TEST, Schedule(())).valid is True
     for _ in range(COLLECTIONS):
         gc.collect()
     assert [loop for loop in closed_loops() if id(loop) not in before] == []
 
 
-@pytest.mark.skipif(sys.implementation.name != "cpython", reason="what a run does with the collector is CPython's")
-def test_a_run_leaves_nothing_to_those_that_follow_it() -> None:
-    """A worker performs one run after the other, with nothing between them that would look for garbage."""
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="a run collects garbage on CPython only")
+def test_a_run_collects_its_garbage_at_its_end() -> None:
+    """A worker performs one run after another and collects no garbage in between."""
     here = gc.get_threshold()
-    assert here == GC_THRESHOLDS, "otherwise each run goes through all that tests/conftest.py has set aside"
+    assert here == GC_THRESHOLDS, "otherwise each run would collect all that tests/conftest.py has frozen"
     gc.set_threshold(700, 10, 10)
-    gc.unfreeze()  # what was there before all tests
+    gc.unfreeze()  # the objects that were frozen before all tests
     before = {id(loop): loop for loop in closed_loops()}
     for _ in range(3):
         assert rehearse_test(TEST, Schedule(())).valid is True
@@ -62,11 +62,11 @@ def test_a_run_leaves_nothing_to_those_that_follow_it() -> None:
     assert left == []
 
 
-def test_what_asyncio_asks_of_its_classes_holds() -> None:
+def test_simulated_futures_and_tasks_count_as_asyncio_futures() -> None:
     assert asyncio.isfuture(SimFuture.__new__(SimFuture)) and asyncio.isfuture(SimTask.__new__(SimTask))
 
 
-def test_a_class_is_made_anew_with_its_super_and_without_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_without_its_finalizer_keeps_its_methods_and_super(monkeypatch: pytest.MonkeyPatch) -> None:
     class Base:
         def told(self, word: str = "base") -> str:
             return word

@@ -21,7 +21,7 @@ from harness.clusters.sim.simulation import run_simulated
 
 
 def as_node_code(source: str, **names: Any) -> Any:
-    """Run source as if it stood in a module of the package `node`."""
+    """Run source as if it were in a module of the package `node`."""
     module = types.ModuleType("node.offender")
     module.__dict__.update(names)
     exec(compile(source, "node/offender.py", "exec"), module.__dict__)
@@ -68,7 +68,7 @@ def as_node_code(source: str, **names: Any) -> Any:
         ("import concurrent.futures as f; f.ThreadPoolExecutor(1).submit(print)", "start"),
     ],
 )
-def test_node_code_is_refused(source: str, what: str) -> None:
+def test_real_world_calls_of_node_code_are_refused(source: str, what: str) -> None:
     with pytest.raises(NotSimulated, match=rf"node/offender\.py:1 calls .*{what}"), guarded():
         as_node_code(source)
 
@@ -87,7 +87,7 @@ SILENT = pytest.mark.skipif(
         ("connect(('127.0.0.1', 9))", "socket"),
     ],
 )
-def test_names_taken_before_the_guard_was_up_are_refused_too(source: str, what: str) -> None:
+def test_functions_bound_before_the_guard_was_installed_are_refused_too(source: str, what: str) -> None:
     with socket.socket() as unconnected:
         taken = {"take": open, "listdir": os.listdir, "connect": unconnected.connect}
         with pytest.raises(NotSimulated, match=rf"node/offender\.py:1 calls .*{what}"), guarded():
@@ -104,13 +104,13 @@ def test_names_taken_before_the_guard_was_up_are_refused_too(source: str, what: 
         "await asyncio.get_running_loop().sock_recv(None, 1)",
     ],
 )
-def test_the_loop_of_a_simulation_refuses_what_it_does_not_have(call: str) -> None:
+def test_a_simulated_loop_refuses_unsupported_calls(call: str) -> None:
     source = f"import asyncio\nasync def work():\n    {call}\nresult = work"
     with pytest.raises(NotSimulated, match="in simulation"):
         run_simulated(as_node_code(source)(), seed=1)
 
 
-def test_the_harness_and_what_logging_does_pass() -> None:
+def test_the_guard_allows_the_harness_logging_and_seeded_randomness() -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
@@ -129,7 +129,7 @@ def test_the_harness_and_what_logging_does_pass() -> None:
     assert result == random.Random(1).random()
 
 
-def test_an_attempt_that_was_swallowed_still_shows() -> None:
+def test_a_refusal_that_the_node_swallowed_is_raised_at_the_end() -> None:
     before = time.time
     with pytest.raises(NotSimulated, match=r"time\.time"), guarded() as guard:
         as_node_code("import time\ntry:\n    time.time()\nexcept Exception:\n    pass")
@@ -137,7 +137,7 @@ def test_an_attempt_that_was_swallowed_still_shows() -> None:
     assert time.time is before
 
 
-def test_coroutines_of_the_node_are_watched_too() -> None:
+def test_real_world_calls_in_coroutines_of_the_node_are_refused() -> None:
     source = "import time\nasync def work():\n    return time.time()\nresult = work"
     with pytest.raises(NotSimulated), guarded():
         asyncio.run(as_node_code(source)())

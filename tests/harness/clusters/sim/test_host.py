@@ -1,4 +1,4 @@
-"""Hosts: processes come, stop, die and come back; disk, clock and log stay."""
+"""Hosts: processes start, pause, die and restart; disk, clock and log persist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def counter(process: Incarnation) -> int:
     return 7
 
 
-def test_a_process_is_stopped_and_started_again(simulate: Simulate) -> None:
+def test_a_process_can_be_terminated_killed_powered_off_and_restarted(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         host = world["a"]
         process = host.start(counter)
@@ -64,7 +64,7 @@ def test_a_process_is_stopped_and_started_again(simulate: Simulate) -> None:
     simulate(scenario, seed=4)
 
 
-def test_how_a_process_ends(simulate: Simulate) -> None:
+def test_the_exit_status_of_a_process_follows_from_how_it_ended(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def fail(process: Incarnation) -> None:
             raise ValueError("broken")
@@ -85,12 +85,12 @@ def test_how_a_process_ends(simulate: Simulate) -> None:
         assert statuses == [1, 3, 1, 0]
         assert "CRITICAL node the process failed: ValueError: broken" in world["a"].log.text()
         await asyncio.sleep(100)
-        assert not process_tasks[0].done()  # it died with its process
+        assert not process_tasks[0].done()  # the task died with its process
 
     simulate(scenario)
 
 
-def test_pause_and_resume(simulate: Simulate) -> None:
+def test_a_paused_process_handles_timers_and_signals_once_resumed(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         ticks: list[float] = []
 
@@ -114,7 +114,7 @@ def test_pause_and_resume(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_every_life_has_randomness_of_its_own(simulate: Simulate) -> None:
+def test_every_start_of_a_process_has_its_own_random_numbers(simulate: Simulate) -> None:
     async def scenario(world: Any) -> list[float]:
         drawn: list[float] = []
 
@@ -131,7 +131,7 @@ def test_every_life_has_randomness_of_its_own(simulate: Simulate) -> None:
     assert len({*first, *other}) == 6
 
 
-def test_a_killed_process_gets_no_last_word(simulate: Simulate) -> None:
+def test_cleanup_code_of_a_killed_process_has_no_effect(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def stubborn(process: Incarnation) -> None:
             disk = process.runtime.disk

@@ -1,4 +1,4 @@
-"""The invariants: each is violated by what it names, and by nothing that a correct group of replicas does."""
+"""The invariants: each detects what it names, and a correct group of replicas violates none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from node.dledger.rpc import Role
 
 @dataclass
 class Store:
-    """A log as a list of (term, chain CRC); everything in it is durable unless said otherwise."""
+    """A log as a list of (term, chain CRC); everything in it is durable unless stated otherwise."""
 
     entries: list[tuple[int, int]] = field(default_factory=list)
     committed_index: int = -1
@@ -55,7 +55,7 @@ class Ledger:
 
 
 class Group:
-    """Members of a group whose moves a test makes by hand."""
+    """A group whose members a test drives by hand."""
 
     def __init__(self, count: int = 3) -> None:
         self.watch = ReplicaWatch()
@@ -105,7 +105,7 @@ class Group:
             listener(host, stays, before, SimpleNamespace(done=lambda: is_done))  # type: ignore[arg-type]
 
     def reset(self, host: str, first: int, *entries: tuple[int, int]) -> None:
-        """The log of a member begins anew, with entries from `first` on."""
+        """Replace a member's log by one that begins at `first`."""
         store = self.ledgers[host].store
         before = store.ledger_end_index
         store.entries, store.ledger_begin_index = [(0, 0)] * first + list(entries), first
@@ -130,16 +130,16 @@ def group() -> Group:
 
 
 @pytest.mark.parametrize("may_change", [True, False])
-def test_a_vote_may_go_over_to_who_leads_where_members_change(group: Group, may_change: bool) -> None:
+def test_a_vote_may_move_to_the_leader_only_where_members_may_change(group: Group, may_change: bool) -> None:
     group.ledgers["n3"].config.members_may_change = may_change
     group.vote("n3", 1, "n2")
-    group.vote("n3", 1, "n1")  # which leads
+    group.vote("n3", 1, "n1")  # n1 leads
     assert group.rules == ([] if may_change else ["votes"])
-    group.vote("n3", 1, "n2")  # which does not
+    group.vote("n3", 1, "n2")  # n2 does not lead
     assert group.rules[-1:] == ["votes"]
 
 
-def test_a_majority_is_one_of_the_present_group(group: Group) -> None:
+def test_a_majority_is_counted_among_the_current_members_only(group: Group) -> None:
     for ledger in group.ledgers.values():
         ledger.member_state.members = SimpleNamespace(ids=("n1", "n2"), quorum_size=2)
     group.append((1, 12), on="n1 n3")
@@ -147,9 +147,9 @@ def test_a_majority_is_one_of_the_present_group(group: Group) -> None:
     assert group.rules == ["durability"]
 
 
-def test_what_a_right_group_does_breaks_nothing(group: Group) -> None:
+def test_a_correct_group_violates_no_invariant(group: Group) -> None:
     group.commit("n2", 1)
-    group.append((1, 12), on="n1")  # a tail that is overruled
+    group.append((1, 12), on="n1")  # a tail that the next leader removes
     group.vote("n3", 2, "n2")
     group.lead("n2", 2)
     group.append((2, 22), on="n2 n3")
@@ -164,7 +164,7 @@ def test_what_a_right_group_does_breaks_nothing(group: Group) -> None:
     assert outcome.valid is True and outcome.reason == "held for 3 committed entries"
 
 
-def test_votes_and_leaders(group: Group) -> None:
+def test_a_second_vote_or_leader_in_one_term_is_a_violation(group: Group) -> None:
     group.vote("n2", 1, "n1")
     group.vote("n2", 1, "n3")
     group.lead("n3", 1)
@@ -174,13 +174,13 @@ def test_votes_and_leaders(group: Group) -> None:
     assert outcome.reason == "votes: n2 voted for n1 and for n3 in term 1 (at 2.000 s)"
 
 
-def test_a_leader_without_a_committed_entry(group: Group) -> None:
+def test_a_leader_that_lacks_a_committed_entry_is_a_violation(group: Group) -> None:
     group.start("n3", Ledger((1, 10)))
     group.lead("n3", 2)
     assert group.rules == ["recovery", "completeness"]
 
 
-def test_a_leader_that_is_late_need_not_have_what_a_later_term_has_committed(group: Group) -> None:
+def test_a_late_leader_may_lack_entries_committed_in_a_later_term(group: Group) -> None:
     """The votes for n1 in term 2 were on their way while n2 was elected in term 3 and committed an entry."""
     group.lead("n2", 3)
     group.append((3, 32), on="n2 n3")
@@ -192,9 +192,9 @@ def test_a_leader_that_is_late_need_not_have_what_a_later_term_has_committed(gro
     assert "n1 leads term 4 without entry 2 of term 3, which n2 has committed" in group.invariants.violations[0].text
 
 
-def test_a_leader_that_is_late_has_what_earlier_terms_have_committed(group: Group) -> None:
+def test_a_late_leader_must_have_entries_committed_in_earlier_terms(group: Group) -> None:
     group.append((1, 12), on="n2 n3")
-    group.commit("n2", 2)  # heard of it in term 0, as far as is known
+    group.commit("n2", 2)  # while n2 still reports term 0
     group.lead("n2", 3)
     group.append((3, 33), on="n2 n3")
     group.commit("n2", 3)
@@ -203,13 +203,13 @@ def test_a_leader_that_is_late_has_what_earlier_terms_have_committed(group: Grou
     assert "n1 leads term 2 without entry 2 of term 1" in group.invariants.violations[0].text
 
 
-def test_two_entries_of_one_index_and_term(group: Group) -> None:
+def test_different_entries_of_one_index_and_term_are_a_violation(group: Group) -> None:
     group.append((1, 12), on="n1")
     group.append((1, 99), on="n2")
     assert group.rules == ["matching"]
 
 
-def test_two_entries_committed_at_one_index(group: Group) -> None:
+def test_different_entries_committed_at_one_index_are_a_violation(group: Group) -> None:
     group.append((1, 12), on="n1")
     group.append((2, 22), on="n2 n3")
     group.commit("n3", 2)
@@ -217,21 +217,21 @@ def test_two_entries_committed_at_one_index(group: Group) -> None:
     assert group.rules == ["commitment"]
 
 
-def test_a_commit_that_no_majority_holds(group: Group) -> None:
+def test_a_commit_without_a_durable_majority_is_a_violation(group: Group) -> None:
     group.append((1, 12), on="n2", durable=False)
     group.append((1, 12), on="n1")
     group.commit("n1", 2)
     assert group.rules == ["durability"]
 
 
-def test_nothing_is_asked_of_disks_with_asynchronous_flushes(group: Group) -> None:
+def test_durability_is_not_checked_with_asynchronous_flushes(group: Group) -> None:
     group.ledgers["n1"].config.flush_mode = "async"
     group.append((1, 12), on="n1")
     group.commit("n1", 2)
     assert group.rules == []
 
 
-def test_an_append_is_acknowledged_once_it_is_committed(group: Group) -> None:
+def test_acknowledging_an_uncommitted_append_is_a_violation(group: Group) -> None:
     group.append((1, 12))
     group.acknowledge("n1", 1)
     assert group.rules == []
@@ -240,17 +240,17 @@ def test_an_append_is_acknowledged_once_it_is_committed(group: Group) -> None:
 
 
 @pytest.mark.parametrize("committed", [2, 9])
-def test_a_commit_beyond_the_end(group: Group, committed: int) -> None:
+def test_a_commit_beyond_the_end_of_the_log_is_a_violation(group: Group, committed: int) -> None:
     group.commit("n2", committed)
     assert group.rules == ["end"]
 
 
-def test_a_committed_entry_is_removed(group: Group) -> None:
+def test_removing_a_committed_entry_is_a_violation(group: Group) -> None:
     group.truncate("n1", 0)
     assert group.rules == ["end"]
 
 
-def test_a_log_may_have_lost_its_beginning_and_nothing_else(group: Group) -> None:
+def test_a_restarted_log_may_have_lost_its_beginning_and_nothing_else(group: Group) -> None:
     expired = Ledger((1, 10), (1, 11))
     expired.store.ledger_begin_index = 1
     group.start("n2", expired)
@@ -262,8 +262,8 @@ def test_a_log_may_have_lost_its_beginning_and_nothing_else(group: Group) -> Non
 
 
 @pytest.mark.parametrize("is_flushed", [True, False])
-def test_a_log_that_begins_anew_is_another_one(group: Group, is_flushed: bool) -> None:
-    """What it held before is not what it holds now, nor has to come back."""
+def test_a_log_that_was_reset_is_not_compared_with_its_predecessor(group: Group, is_flushed: bool) -> None:
+    """Entries from before the reset need not reappear, but committed ones must not be removed."""
     group.append((1, 12), on="n3")
     group.reset("n3", 2, (2, 22), (2, 23))
     restarted = Ledger()
@@ -278,20 +278,20 @@ def test_a_log_that_begins_anew_is_another_one(group: Group, is_flushed: bool) -
 
 
 @pytest.mark.parametrize("entries", [((1, 10),), ((1, 10), (1, 11), (1, 12)), ((1, 10), (1, 77))])
-def test_a_start_with_another_log(group: Group, entries: tuple[tuple[int, int], ...]) -> None:
+def test_a_start_with_a_different_log_is_a_violation(group: Group, entries: tuple[tuple[int, int], ...]) -> None:
     group.start("n2", Ledger(*entries))
     assert group.rules[0] == "recovery"
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_a_truncation_that_is_done_stays_done(group: Group, is_done: bool) -> None:
+def test_only_a_completed_truncation_must_survive_a_restart(group: Group, is_done: bool) -> None:
     group.append((1, 12), on="n2")
     group.truncate("n2", 1, is_done=is_done)
     group.start("n2", Ledger((1, 10), (1, 11), (1, 12)))
     assert group.rules == (["recovery"] if is_done else [])
 
 
-def test_what_was_not_durable_may_be_lost(group: Group) -> None:
+def test_entries_that_were_not_durable_may_be_lost(group: Group) -> None:
     group.append((1, 12), on="n2", durable=False)
     group.start("n2", Ledger((1, 10), (1, 11)))
     assert group.rules == []
@@ -304,16 +304,16 @@ def test_violations_are_bounded(group: Group) -> None:
     assert len(group.invariants.violations) == MAX_VIOLATIONS
 
 
-def test_a_run_without_a_leader_shows_nothing() -> None:
+def test_a_run_without_a_leader_is_unknown() -> None:
     assert Group().invariants.outcome().valid == "unknown"
 
 
 LEASE_S = 0.5
-"""That of the ledgers here."""
+"""The lease of the ledgers in these tests."""
 
 
 class LeaderWithoutAnswers:
-    """A leadership whose last answer of a quorum was sent at 0 of its clock."""
+    """A leadership whose last quorum answer was sent at time 0 of its clock."""
 
     term = 1
 
@@ -324,7 +324,7 @@ class LeaderWithoutAnswers:
 def led(
     simulate: Callable[..., Any], change: Callable[[Group], None], *, answers: bool = False, is_running: bool = True
 ) -> list[str]:
-    """The rules broken while n1 leads for ten leases without an answer of a quorum; `change` comes after one."""
+    """The rules broken while n1 leads for ten leases without a quorum answer; `change` is applied after the first."""
 
     async def scenario(_: Any) -> list[str]:
         group, loop = Group(), asyncio.get_running_loop()
@@ -364,13 +364,13 @@ def has_started(group: Group) -> None:
         setattr(group.ledgers["n1"], name, getattr(former, name))
 
 
-def test_a_leader_that_no_quorum_answers_goes_on_leading(simulate: Callable[..., Any]) -> None:
+def test_leading_on_without_answers_of_a_quorum_is_a_violation(simulate: Callable[..., Any]) -> None:
     assert led(simulate, unchanged) == ["quorum"]
     assert led(simulate, unchanged, answers=True) == []
     assert led(simulate, unchanged, is_running=False) == []
 
 
-def test_a_process_that_opens_its_log_does_not_lead_as_the_one_before_it(simulate: Callable[..., Any]) -> None:
+def test_a_process_that_is_opening_its_log_does_not_count_as_leader(simulate: Callable[..., Any]) -> None:
     assert led(simulate, starts_again) == []
     assert led(simulate, has_started) == ["quorum"]
 
@@ -380,8 +380,8 @@ KILLED = "kill", "sigkill@leader"
 
 
 @pytest.mark.computed
-def test_a_leader_that_was_killed_may_take_long_to_open_its_log() -> None:
-    """A run that once broke the rule: who led is killed, and started while no disk syncs anything."""
+def test_a_killed_leader_may_be_slow_to_reopen_its_log() -> None:
+    """A run that once violated the rule: the leader is killed, and restarted while all syncs stall."""
     events = (
         (1.0, INJECT, "f1", KILLED),
         (1.1, INJECT, "f2", STALLED),
@@ -401,8 +401,8 @@ def test_a_leader_that_was_killed_may_take_long_to_open_its_log() -> None:
     assert rehearse_test(test, schedule).symptoms == ()
 
 
-def test_who_leads_has_its_entries_also_while_its_disk_refuses_to_read_them() -> None:
-    """Members that have started again have nothing of their logs in memory. What judges them reads the disks."""
+def test_a_leader_whose_disk_fails_reads_still_counts_as_having_its_entries() -> None:
+    """Restarted members have no entries in memory, so the invariants read the disks."""
     killed = ("kill", "sigkill@all")
     events = [(2.0, INJECT, "f1", killed), (3.0, HEAL, "f1", killed)]
     for at_s, action in ((3.0, INJECT), (5.0, HEAL)):

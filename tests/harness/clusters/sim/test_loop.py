@@ -1,4 +1,4 @@
-"""The event loop: what asyncio promises, on virtual time."""
+"""The event loop: the guarantees of asyncio on virtual time."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def run(main: Any, **options: Any) -> Any:
     return run_simulated(main, seed=options.pop("seed", 1), **options)
 
 
-def test_an_hour_passes_at_once() -> None:
+def test_sleeping_takes_virtual_time_only() -> None:
     async def main() -> float:
         await asyncio.sleep(3600)
         return asyncio.get_running_loop().time()
 
     began_s = time.monotonic()
     assert run(main()) == START_S + 3600
-    assert time.monotonic() - began_s < 60  # no wait of any kind; the bound is only there to tell an hour from none
+    assert time.monotonic() - began_s < 60  # a wide bound, far below a real hour
 
 
-def test_primitives_of_asyncio_work() -> None:
+def test_asyncio_primitives_work_on_virtual_time() -> None:
     async def main() -> list[Any]:
         seen: list[Any] = []
         queue: asyncio.Queue[int] = asyncio.Queue(2)
@@ -74,7 +74,7 @@ def test_primitives_of_asyncio_work() -> None:
     assert run(main()) == [0, 1, 2, 3, 4, "timeout", "wait_for", ["x", "y"], True, (1, 1), "shielded", 11.0]
 
 
-def test_wait_for_with_no_time_left() -> None:
+def test_wait_for_returns_a_finished_result_even_with_a_zero_timeout() -> None:
     async def main() -> tuple[Any, str]:
         done = asyncio.get_running_loop().create_future()
         done.set_result("there")
@@ -145,7 +145,7 @@ def _interleaving(seed: int, *, shuffle: bool = False) -> list[str]:
     return run(main(), seed=seed, shuffle=shuffle)  # type: ignore[no-any-return]
 
 
-def test_the_order_of_lanes_at_one_instant_is_a_choice_of_the_seed() -> None:
+def test_the_seed_decides_the_order_of_lanes_at_one_instant() -> None:
     orders = {tuple(_interleaving(seed)) for seed in range(20)}
     assert len(orders) > 5
     assert _interleaving(3) == _interleaving(3)
@@ -180,7 +180,7 @@ def test_shuffling_interleaves_objects_and_keeps_the_order_of_each() -> None:
             assert [event[1] for event in order if event[0] == name] == list("012345")
 
 
-def test_waiting_for_nothing_is_a_deadlock() -> None:
+def test_waiting_for_an_event_that_cannot_come_is_a_deadlock() -> None:
     async def main() -> None:
         lonely = asyncio.create_task(asyncio.Event().wait(), name="lonely")
         await asyncio.sleep(1)
@@ -190,7 +190,7 @@ def test_waiting_for_nothing_is_a_deadlock() -> None:
         run(main())
 
 
-def test_spinning_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spinning_at_one_instant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "MAX_STEPS_AT_ONE_INSTANT", 1_000)
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def test_spinning_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda loop: loop.create_connection(asyncio.Protocol, "10.0.0.1", 1),
     ],
 )
-def test_the_real_world_is_refused(misuse: Callable[[Any], Any]) -> None:
+def test_loop_methods_that_need_the_real_world_are_refused(misuse: Callable[[Any], Any]) -> None:
     async def main() -> None:
         result = misuse(asyncio.get_running_loop())
         if asyncio.iscoroutine(result):
@@ -225,7 +225,7 @@ def test_the_real_world_is_refused(misuse: Callable[[Any], Any]) -> None:
         run(main())
 
 
-def test_names_are_not_resolved() -> None:
+def test_host_names_are_not_resolved() -> None:
     async def main() -> Any:
         loop = asyncio.get_running_loop()
         with pytest.raises(OSError, match="no name service"):
@@ -235,7 +235,7 @@ def test_names_are_not_resolved() -> None:
     assert run(main()) == ("10.1.2.3", 80)
 
 
-def test_a_failing_callback_reaches_the_handler_and_the_rest_goes_on() -> None:
+def test_a_failing_callback_reaches_the_handler_and_later_callbacks_run() -> None:
     async def main() -> tuple[list[str], list[int]]:
         loop = asyncio.get_running_loop()
         reported: list[str] = []
@@ -259,7 +259,7 @@ def test_errors_without_a_handler_are_logged(caplog: pytest.LogCaptureFixture) -
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_async_generators_are_closed() -> None:
+def test_async_generators_are_closed_at_the_end_of_a_run() -> None:
     closed: list[str] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -306,8 +306,8 @@ def test_a_paused_lane_waits_and_its_timers_fire_at_resume() -> None:
     assert run(main()) == [1.0, 2.0, 7.5, 8.5, 9.5]
 
 
-def test_what_came_while_a_lane_was_paused_is_taken_before_timers_that_fell_due() -> None:
-    """As asyncio does, which polls before it looks at its timers; what was ready before the pause stays first."""
+def test_events_received_during_a_pause_run_before_timers_that_fell_due() -> None:
+    """As in asyncio, which polls before it checks timers; callbacks ready before the pause stay first."""
     log: list[str] = []
 
     async def main() -> None:
@@ -346,7 +346,7 @@ def test_a_dead_lane_never_runs_again() -> None:
                     await asyncio.sleep(1)
                     log.append("tick")
             finally:
-                log.append("finally")  # what a killed task still does must reach nobody
+                log.append("finally")  # what a killed task still does must have no effect
                 loop.call_soon(log.append, "after death")
                 loop.create_task(live()).add_done_callback(print)
                 await asyncio.sleep(0)
@@ -367,7 +367,7 @@ def test_a_dead_lane_never_runs_again() -> None:
     assert log == ["tick", "tick", "finally"]
 
 
-def test_sets_of_tasks_and_futures_iterate_alike_in_every_process() -> None:
+def test_hashes_of_tasks_and_futures_are_the_same_small_numbers_in_every_run() -> None:
     async def main() -> list[int]:
         loop = asyncio.get_running_loop()
         futures = {loop.create_future() for _ in range(5)}
@@ -380,7 +380,7 @@ def test_sets_of_tasks_and_futures_iterate_alike_in_every_process() -> None:
     assert all(number < 100 for number in run(main()))
 
 
-def test_signals_of_the_harness_reach_it() -> None:
+def test_signal_handlers_of_the_harness_work_during_a_simulation() -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
         got: asyncio.Future[str] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Connections: what programs see of them, and what faults do to them."""
+"""Simulated connections, as programs see them and under faults."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def dial(world: Any, source: str, destination: str, protocol: Callable[[],
     return await result
 
 
-def test_streams_talk_and_close(simulate: Simulate) -> None:
+def test_asyncio_streams_exchange_data_and_close(simulate: Simulate) -> None:
     async def scenario(world: Any) -> list[bytes]:
         answers: list[bytes] = []
         done = asyncio.Event()
@@ -121,7 +121,7 @@ def test_streams_talk_and_close(simulate: Simulate) -> None:
     assert simulate(scenario) == [b"ONE\n", b"TWO\n", b""]
 
 
-def test_nobody_listens_is_refused_after_a_round_trip(simulate: Simulate) -> None:
+def test_a_connection_to_a_closed_port_is_refused_after_a_round_trip(simulate: Simulate) -> None:
     async def scenario(world: Any) -> float:
         began_s = world.loop.time()
         with pytest.raises(ConnectionRefusedError, match=r"10\.0\.0\.2"):
@@ -131,7 +131,7 @@ def test_nobody_listens_is_refused_after_a_round_trip(simulate: Simulate) -> Non
     assert 0.0002 < simulate(scenario) < 0.1
 
 
-def test_a_host_without_power_does_not_answer(simulate: Simulate) -> None:
+def test_connecting_to_a_host_without_power_times_out(simulate: Simulate) -> None:
     async def scenario(world: Any) -> float:
         world["b"].power_fail()
         began_s = world.loop.time()
@@ -142,7 +142,7 @@ def test_a_host_without_power_does_not_answer(simulate: Simulate) -> None:
     assert simulate(scenario) == pytest.approx(127.0)
 
 
-def test_an_address_nobody_has(simulate: Simulate) -> None:
+def test_unknown_addresses_and_names_and_used_ports_are_refused(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         async def program(process: Incarnation) -> None:
             with pytest.raises(OSError, match="no route to host"):
@@ -199,7 +199,7 @@ def test_bytes_sent_into_a_cut_arrive_after_the_heal_in_order(simulate: Simulate
     assert simulate(scenario) == b"12345"
 
 
-def test_what_programs_send_is_counted_and_probes_are_not(simulate: Simulate) -> None:
+def test_traffic_of_programs_is_counted_and_probes_are_not(simulate: Simulate) -> None:
     async def scenario(world: Any) -> Any:
         world.on("b", listener([]))
         client = await dial(world, "a", "b")
@@ -244,7 +244,7 @@ def test_a_one_way_cut_passes_the_other_way(simulate: Simulate) -> None:
     assert simulate(scenario) == [False, True, False, False, True, True, True, True, True]
 
 
-def test_an_unanswered_connection_gives_up_after_a_quarter_of_an_hour(simulate: Simulate) -> None:
+def test_a_connection_without_acknowledgements_times_out_after_15_minutes(simulate: Simulate) -> None:
     async def scenario(world: Any) -> float:
         world.on("b", listener([]))
         client = await dial(world, "a", "b")
@@ -270,7 +270,7 @@ def test_a_killed_peer_closes_its_connections(simulate: Simulate) -> None:
     assert simulate(scenario) == ["made", "eof", "lost"]
 
 
-def test_a_peer_without_power_says_nothing_until_it_is_back(simulate: Simulate) -> None:
+def test_a_peer_without_power_is_silent_until_its_boot_resets_the_connection(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         world.on("b", listener([]))
         client = await dial(world, "a", "b")
@@ -300,7 +300,7 @@ def test_a_connection_without_traffic_stays_half_open(simulate: Simulate) -> Non
     assert simulate(scenario) == ["made", "lost"]
 
 
-def test_a_paused_process_is_still_connected_to(simulate: Simulate) -> None:
+def test_the_kernel_accepts_connections_for_a_paused_process(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted))
@@ -338,7 +338,7 @@ def test_a_slow_reader_makes_the_writer_pause(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_closing_sends_what_is_buffered_and_aborting_does_not(simulate: Simulate) -> None:
+def test_closing_sends_buffered_bytes_and_aborting_does_not(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted, echo=False))
@@ -363,14 +363,14 @@ def test_closing_sends_what_is_buffered_and_aborting_does_not(simulate: Simulate
     simulate(scenario)
 
 
-def test_data_for_a_closed_socket_is_answered_with_a_reset(simulate: Simulate) -> None:
+def test_data_for_a_closed_socket_is_discarded(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted, echo=False))
         client = await dial(world, "a", "b")
         await world.until(lambda: len(accepted) == 1)
         accepted[0].transport.close()
-        client.transport.write(b"too late")  # before its end of file arrives
+        client.transport.write(b"too late")  # before the end of file of the peer arrives
         assert isinstance(await client.lost, ConnectionResetError | None)
         assert accepted[0].data == b""
 
@@ -378,8 +378,8 @@ def test_data_for_a_closed_socket_is_answered_with_a_reset(simulate: Simulate) -
 
 
 @pytest.mark.parametrize("end", ["abort", "kill", "reset"])
-def test_who_closes_with_more_to_send_than_the_peer_takes_hears_of_a_reset(simulate: Simulate, end: str) -> None:
-    """A transport that is closing still writes what it has, and finds out as any writer does."""
+def test_a_closing_transport_with_unsent_data_learns_of_a_reset(simulate: Simulate, end: str) -> None:
+    """A closing transport still writes its buffer, so it learns of a reset like any writer."""
 
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
@@ -405,7 +405,7 @@ def test_who_closes_with_more_to_send_than_the_peer_takes_hears_of_a_reset(simul
 
 
 @pytest.mark.parametrize("notices", ["reading", "writing"])
-def test_who_neither_reads_nor_writes_does_not_hear_of_a_reset(simulate: Simulate, notices: str) -> None:
+def test_an_end_that_neither_reads_nor_writes_does_not_notice_a_reset(simulate: Simulate, notices: str) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted, echo=False))
@@ -430,7 +430,7 @@ def test_who_neither_reads_nor_writes_does_not_hear_of_a_reset(simulate: Simulat
     simulate(scenario)
 
 
-def test_connections_can_be_reset(simulate: Simulate) -> None:
+def test_resetting_a_link_resets_only_its_connections(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted))
@@ -444,7 +444,7 @@ def test_connections_can_be_reset(simulate: Simulate) -> None:
     simulate(scenario)
 
 
-def test_a_lossy_link_only_delays(simulate: Simulate) -> None:
+def test_a_lossy_link_delays_bytes_and_loses_none(simulate: Simulate) -> None:
     async def scenario(world: Any) -> float:
         world.on("b", listener([]))
         client = await dial(world, "a", "b")
@@ -461,7 +461,7 @@ def test_a_lossy_link_only_delays(simulate: Simulate) -> None:
     assert simulate(scenario) > RETRANSMIT_S
 
 
-def test_a_probe_is_not_taken_in_by_a_lossy_link(simulate: Simulate) -> None:
+def test_a_probe_passes_on_a_lossy_link(simulate: Simulate) -> None:
     async def scenario(world: Any) -> list[bool]:
         link = Link("a", "b")
         world.network.shape("f1", {link: LinkShape(loss_percent=40)})
@@ -470,7 +470,7 @@ def test_a_probe_is_not_taken_in_by_a_lossy_link(simulate: Simulate) -> None:
     assert all(simulate(scenario))
 
 
-def test_shapes_add_up_and_go_away(simulate: Simulate) -> None:
+def test_shapes_add_up_until_they_are_released(simulate: Simulate) -> None:
     async def scenario(world: Any) -> tuple[float, float, float]:
         world.on("b", listener([]))
         client = await dial(world, "a", "b")
@@ -497,7 +497,7 @@ def test_shapes_add_up_and_go_away(simulate: Simulate) -> None:
     assert healthy_s < 0.05
 
 
-def test_cancelled_dials_leave_nothing_behind(simulate: Simulate) -> None:
+def test_cancelled_dials_leave_the_same_connections_in_every_run(simulate: Simulate) -> None:
     async def scenario(world: Any) -> int:
         accepted: list[Recorder] = []
         world.on("b", listener(accepted))
@@ -517,7 +517,7 @@ def test_cancelled_dials_leave_nothing_behind(simulate: Simulate) -> None:
     assert simulate(scenario) == simulate(scenario)
 
 
-def test_a_server_waits_for_its_connections(simulate: Simulate) -> None:
+def test_wait_closed_of_a_server_waits_for_its_connections(simulate: Simulate) -> None:
     async def scenario(world: Any) -> list[str]:
         order: list[str] = []
 
@@ -547,7 +547,7 @@ def test_a_server_waits_for_its_connections(simulate: Simulate) -> None:
     assert simulate(scenario) == ["open", "closed"]
 
 
-def test_the_trace_tells_what_happened(simulate: Simulate) -> None:
+def test_the_trace_records_handshakes_sends_arrivals_and_losses(simulate: Simulate) -> None:
     async def scenario(world: Any) -> list[TraceEvent]:
         events: list[TraceEvent] = []
         world.network.trace = events.append

@@ -64,7 +64,7 @@ class End(asyncio.Protocol):
 
 
 def pattern(start: int, size: int) -> bytes:
-    """Bytes that tell their position."""
+    """Bytes that depend on their position."""
     return bytes((position * 131 + position // 251) % 256 for position in range(start, start + size))
 
 
@@ -136,7 +136,7 @@ async def play(steps: list[tuple[str, Any]], ending: str) -> None:
     else:
         a.power_fail()
         await asyncio.sleep(1)
-        server.transport.write(b"!")  # what makes the survivor notice
+        server.transport.write(b"!")  # makes the survivor notice
         a.boot()
     await asyncio.sleep(1000)
     assert sent.startswith(server.received)
@@ -152,14 +152,16 @@ async def play(steps: list[tuple[str, Any]], ending: str) -> None:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, ending=ENDING, seed=st.integers(0, 1_000))
-def test_in_order_exactly_once_or_broken(steps: list[tuple[str, Any]], ending: str, seed: int) -> None:
+def test_bytes_arrive_in_order_and_exactly_once_or_the_connection_breaks(
+    steps: list[tuple[str, Any]], ending: str, seed: int
+) -> None:
     run_simulated(play(steps, ending), seed=seed)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=st.lists(st.integers(1, 300_000), min_size=1, max_size=8), seed=st.integers(0, 1_000))
-def test_after_faults_end_everything_arrives(sizes: list[int], seed: int) -> None:
-    """Liveness: with the connection left alone, every byte gets there once the link is healed."""
+def test_every_byte_arrives_once_the_faults_have_ended(sizes: list[int], seed: int) -> None:
+    """Liveness: as long as neither end closes the connection."""
 
     async def main() -> tuple[bytes, bytes]:
         loop = asyncio.get_running_loop()

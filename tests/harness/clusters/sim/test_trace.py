@@ -1,4 +1,4 @@
-"""The trace of the network: what is written, where its time starts, where it ends, and how messages are named."""
+"""The network trace: its events, its time origin, its bound, and the names of messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_times_count_from_the_start_of_the_load(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_clock_that_never_starts_loses_nothing(tmp_path: Path) -> None:
+def test_if_the_load_never_starts_times_count_from_the_first_event(tmp_path: Path) -> None:
     writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: None)
     writer.note(event(1000.0))
     writer.note(event(1000.5))
@@ -56,7 +56,7 @@ def test_a_clock_that_never_starts_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_it_is_bounded_and_says_so(tmp_path: Path, starts: bool) -> None:
+def test_the_trace_is_bounded_and_ends_with_a_limit_event(tmp_path: Path, starts: bool) -> None:
     writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: 1000.0 if starts else None, max_events=3)
     for number in range(10):
         writer.note(event(1000.0 + number, number=number))
@@ -66,7 +66,7 @@ def test_it_is_bounded_and_says_so(tmp_path: Path, starts: bool) -> None:
     assert found[-1]["events"] == 3
 
 
-def test_what_a_log_holds_is_written_when_it_changes_and_within_the_bound(tmp_path: Path) -> None:
+def test_log_positions_are_traced_on_change_and_within_the_bound(tmp_path: Path) -> None:
     writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: 1000.0, max_events=4)
     for time_s, host, committed, end in (
         (1000.1, "n1", -1, 0), (1000.2, "n1", -1, 0), (1000.3, "n2", -1, 0), (1000.4, "n1", 0, 0), (1000.5, "n1", 0, 1),
@@ -74,7 +74,7 @@ def test_what_a_log_holds_is_written_when_it_changes_and_within_the_bound(tmp_pa
     ):  # fmt: skip
         writer.note_log(time_s, host, committed, end)
     writer.close()
-    writer.note_log(1000.7, "n1", 2, 2)  # which nobody waits for any more
+    writer.note_log(1000.7, "n1", 2, 2)  # ignored: the trace is closed
     found = lines_of(tmp_path / "trace.jsonl")
     assert found[0] == {"time": 100_000_000, "kind": "log", "host": "n1", "committed": -1, "end": 0}
     assert [(line["host"], line["committed"], line["end"]) for line in found[:-1]] == [
@@ -83,7 +83,7 @@ def test_what_a_log_holds_is_written_when_it_changes_and_within_the_bound(tmp_pa
     assert found[-1]["kind"] == "limit"
 
 
-def test_what_a_host_sends_to_itself_is_left_out(tmp_path: Path) -> None:
+def test_messages_of_a_host_to_itself_are_not_traced(tmp_path: Path) -> None:
     writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: 1000.0)
     writer.note(event(1000.0, to="n1"))
     writer.close()
@@ -91,7 +91,7 @@ def test_what_a_host_sends_to_itself_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
-def test_a_full_disk_disturbs_nobody_and_is_told_at_the_end() -> None:
+def test_a_full_disk_is_reported_only_when_the_trace_is_closed() -> None:
     writer = TraceWriter("/dev/full", lambda: 1000.0)
     for number in range(2000):
         writer.note(event(1000.0, number=number))
@@ -134,7 +134,7 @@ BEHIND = PushEntryResponse(**MEMBERS, term=3, code=DLedgerCode.INCONSISTENT_STAT
         (Command.request(DLedgerRequestCode.VOTE, body=b"[not"), (1234, b""), ("vote", ""), "code 1234"),
     ],
 )  # fmt: skip
-def test_messages_have_names(
+def test_requests_and_replies_are_named_with_their_details(
     request_: Command, answer: tuple[int, bytes], asked: tuple[str, str], answered: str
 ) -> None:
     request_.opaque = 77
@@ -144,7 +144,7 @@ def test_messages_have_names(
     assert dissector.feed(4, "n2", "n1", reply) == [Rpc(asked[0], True, answered)]
 
 
-def test_however_a_stream_is_cut_the_same_messages_are_found() -> None:
+def test_the_same_messages_are_found_however_a_stream_is_split() -> None:
     commands = [push(PushType.APPEND, entries(number, 2)) for number in range(1, 30)]
     for opaque, command in enumerate(commands):
         command.opaque = opaque
@@ -161,7 +161,7 @@ def test_however_a_stream_is_cut_the_same_messages_are_found() -> None:
         assert found == whole
 
 
-def test_garbage_names_nothing_and_ends_only_its_own_stream() -> None:
+def test_garbage_ends_the_dissection_of_its_own_stream_only() -> None:
     dissector = Dissector()
     good = encode(push(PushType.COMMIT))
     assert dissector.feed(1, "n1", "n2", good + b"\xff" * 64) == [Rpc("commit", False, "to 16")]
@@ -172,7 +172,7 @@ def test_garbage_names_nothing_and_ends_only_its_own_stream() -> None:
     assert dissector.feed(3, "n1", "n2", encode(Command.request(DLedgerRequestCode.PUSH, body=body)))[0].detail == ""
 
 
-def test_streams_are_bounded() -> None:
+def test_the_number_of_dissected_streams_is_bounded() -> None:
     dissector = Dissector()
     for connection in range(MAX_STREAMS + 100):
         dissector.feed(connection, "n1", "n2", b"\0")

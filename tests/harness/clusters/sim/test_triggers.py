@@ -1,4 +1,4 @@
-"""Triggers: every kind fires, and a waiter gets it even if it fired shortly before."""
+"""Triggers: every kind fires, and a waiter sees one that fired shortly before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_kind_of_trigger_occurs_in_a_run(monkeypatch: pytest.MonkeyPatch) 
     assert seen == set(KINDS)
 
 
-def test_waiting_for_a_trigger() -> None:
+def test_waiting_returns_past_and_future_occurrences_or_times_out() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         watch = ReplicaWatch()

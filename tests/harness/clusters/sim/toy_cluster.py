@@ -22,7 +22,7 @@ logger = logging.getLogger("node.toy")
 
 
 async def gossip(process: Incarnation, *, sets: bool) -> None:
-    """Tell random peers what was heard, over connections and to disk; tasks, timeouts and sets all over."""
+    """Gossip with random peers and log what was heard to disk, by way of tasks, timeouts and sets."""
     loop = asyncio.get_running_loop()
     runtime = process.runtime
     me = process.host.name
@@ -100,10 +100,10 @@ async def main(*, sets: bool) -> str:
 
 def run(seed: int, *, sets: bool = True, **options: Any) -> str:
     """The hash of one run, its end and how many lines were logged. `sets`: whether the hosts' programs iterate over
-    sets of tasks, whose order is the same in every process, but another on PyPy."""
+    sets of tasks, whose order is the same in every process, but different on PyPy."""
     return run_simulated(main(sets=sets), seed=seed, **options)
 
 
 if __name__ == "__main__":
-    garbage = [object() for _ in range(int(sys.argv[2]))]  # other addresses, other collections
+    garbage = [object() for _ in range(int(sys.argv[2]))]  # changes addresses and garbage collections
     print(run(int(sys.argv[1]), sets=sys.argv[3] == "sets"))
