@@ -1,4 +1,4 @@
-"""A whole test run without processes: a cluster of names, a network of sets, a system in memory."""
+"""A whole run without processes: a cluster of host names, a network that is a set of links, a system in memory."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from nemesis.target import Grudge, Link, ProbeResult, links_of
 
 
 class MemoryNetwork:
-    """Links as a set. `deaf` makes cuts do nothing, `stuck` makes heals do nothing."""
+    """Cut links, by fault. With `ignores_cuts` cuts have no effect, with `ignores_heals` heals have none."""
 
     def __init__(self) -> None:
         self.cuts: dict[str, frozenset[Link]] = {}
-        self.deaf = False
-        self.stuck = False
+        self.ignores_cuts = False
+        self.ignores_heals = False
 
     def is_cut(self, link: Link) -> bool:
         return any(link in links for links in self.cuts.values())
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        if not self.deaf:
+        if not self.ignores_cuts:
             self.cuts[fault_id] = links_of(grudge)
 
     async def heal(self, fault_id: str) -> None:
-        if not self.stuck:
+        if not self.ignores_heals:
             self.cuts.pop(fault_id, None)
 
     async def heal_all(self) -> None:
@@ -75,7 +75,7 @@ class MemoryCluster:
 
 
 class MemorySystem:
-    """One set of queues for all; `stale_from` makes readers see the queues as they were when a cut began."""
+    """One set of queues for all hosts; with `stale_reads`, reads during cuts see them as at the first such read."""
 
     name = "memory"
     description = "queues in memory"
@@ -179,7 +179,7 @@ PREPARE: dict[str, Any] = {}
 def memory_run(tmp_path: Path) -> Any:
     """A function that performs a short run in memory and returns (run directory, results, console text).
 
-    `system` is called with the system before it starts; `network` with the cluster's network.
+    `system` is called with the system before it starts.
     """
 
     def run(
@@ -252,7 +252,7 @@ async def _own_host(run: RunState, directory: Path) -> AsyncIterator[OwnHost]:
 
 @pytest.fixture
 def own_host() -> Callable[[RunState, Path], AbstractAsyncContextManager[OwnHost]]:
-    """An agent on this machine for a while; its programs, in `directory`, end with it."""
+    """A context manager with an agent on this machine, whose programs end with it; their files are in `directory`."""
     return _own_host
 
 
@@ -260,7 +260,7 @@ def own_host() -> Callable[[RunState, Path], AbstractAsyncContextManager[OwnHost
 def harness_here() -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs `harness WORDS` in a directory `cwd` and returns its output and status.
 
-    It runs in this process: a new one takes half a second to start.
+    It runs in this process, because a new one takes half a second to start.
     """
 
     def perform(

@@ -1,5 +1,5 @@
-"""Forks harnesses that start a cluster with file systems, inject faults of its disks and stop it, and that kill
-themselves (SIGKILL) at a given step; after each, `clean` runs and what is left is printed as a line of JSON.
+"""Forks harnesses that start a cluster with file systems, inject disk faults and stop it, each of which kills itself
+(SIGKILL) at a given step. After each, `clean` runs, and a line of JSON says what is left.
 
     kill_steps_parent.py RUN_ID DIRECTORY STORAGE STEP ...
 
@@ -33,7 +33,7 @@ from nemesis.mechanisms import file_systems
 from nemesis.target import DiskFault
 
 MIDDLE_S = 0.002
-"""How long a command has run when the harness is killed in its middle: mkfs, mount and ip take some milliseconds."""
+"""How long a command runs before its harness is killed in the middle: mkfs, mount and ip take some milliseconds."""
 
 
 class Steps:
@@ -56,7 +56,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watched(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def counted(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         steps.at(f"before {name}")
         result = function(*args, **kwargs)
@@ -66,7 +66,7 @@ def watched(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[.
     return call
 
 
-def watch(steps: Steps) -> None:
+def count_steps(steps: Steps) -> None:
     ask, append, batch = AgentLink.request, RunState._append, NetnsCluster._batch
 
     async def request(self: AgentLink, op: str, arguments: Any = None, **options: Any) -> Any:
@@ -95,10 +95,10 @@ def watch(steps: Steps) -> None:
     setattr(AgentLink, "request", request)  # noqa: B010 - mypy takes it for a declaration otherwise
     setattr(RunState, "_append", written)  # noqa: B010
     setattr(NetnsCluster, "_batch", batched)  # noqa: B010
-    setattr(LocalAgents, "start", watched(steps, "start of the agents", LocalAgents.start))  # noqa: B010
+    setattr(LocalAgents, "start", counted(steps, "start of the agents", LocalAgents.start))  # noqa: B010
     operations: dict[str, Callable[..., Any]] = file_systems.OPERATIONS  # type: ignore[assignment]
     for name, operation in list(operations.items()):
-        operations[name] = watched(steps, name, operation)
+        operations[name] = counted(steps, name, operation)
 
 
 async def live(run: RunState, directory: Path, storage: str) -> None:
@@ -118,7 +118,7 @@ async def live(run: RunState, directory: Path, storage: str) -> None:
 
 def one(run_id: str, directory: Path, storage: str, step: int) -> None:
     steps = Steps(step)
-    watch(steps)
+    count_steps(steps)
     run = RunState.create(run_id, state_root=str(directory / "state"))
     asyncio.run(live(run, directory / "run", storage))
     assert run.close()
@@ -126,7 +126,7 @@ def one(run_id: str, directory: Path, storage: str, step: int) -> None:
 
 
 def left(run_id: str, directory: Path) -> list[str]:
-    """What is left of a run."""
+    """Mounts, namespaces, processes and files that a run has left behind."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found = [f"mount {line.split()[4]}" for line in mounts if str(directory) in line or run_id in line]
     found += [f"namespace {name}" for name in os.listdir("/run/netns") if run_id in name]
@@ -160,10 +160,10 @@ def main() -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         lines: list[str] = []
         report = clean(state_root=str(directory / "state"), report=lines.append)
-        told = {"step": number, "status": status, "removed": len(report.removed), "said": report.left}
+        line = {"step": number, "status": status, "removed": len(report.removed), "said": report.left}
         steps = directory / "steps"
-        told["steps"] = json.loads(steps.read_text()) if steps.exists() else []
-        print(json.dumps({**told, "left": left(name, directory)}), flush=True)
+        line["steps"] = json.loads(steps.read_text()) if steps.exists() else []
+        print(json.dumps({**line, "left": left(name, directory)}), flush=True)
         shutil.rmtree(directory, ignore_errors=True)
 
 

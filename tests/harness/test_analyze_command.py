@@ -1,4 +1,4 @@
-"""`harness analyze` of runs whose files are damaged: what is reported about each, and that none passes for valid."""
+"""`harness analyze` of runs whose files are damaged: what is reported about each, and that none is judged valid."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Damage = Callable[[Any], None]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a short run that is valid."""
-    store = tmp_path_factory.mktemp("whole") / "store"
+def valid_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a short, valid run."""
+    store = tmp_path_factory.mktemp("valid") / "store"
     words = ["run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--seed", "1", "--store", str(store)]
     assert cli.main(words) == 0
     return store
 
 
 @pytest.fixture
-def run_dir(whole: Path, tmp_path: Path) -> RunDir:
-    shutil.copytree(whole, tmp_path / "store", symlinks=True)
+def run_dir(valid_store: Path, tmp_path: Path) -> RunDir:
+    shutil.copytree(valid_store, tmp_path / "store", symlinks=True)
     return Store(tmp_path / "store").find("latest")
 
 
@@ -53,11 +53,11 @@ def lines_of(run_dir: RunDir) -> list[str]:
     return run_dir.history_path.read_text().splitlines(keepends=True)
 
 
-def test_a_whole_run_is_valid_again(run_dir: RunDir) -> None:
+def test_an_undamaged_run_is_judged_valid_again(run_dir: RunDir) -> None:
     assert analyze(run_dir) == 0
 
 
-def test_a_history_that_has_lost_its_end_is_unknown_however_often_it_is_judged(run_dir: RunDir) -> None:
+def test_a_truncated_history_is_unknown_each_time_it_is_analyzed(run_dir: RunDir) -> None:
     lines = lines_of(run_dir)
     run_dir.history_path.write_text("".join(lines[:50]))
     for _ in range(2):
@@ -69,14 +69,14 @@ def test_a_history_that_has_lost_its_end_is_unknown_however_often_it_is_judged(r
 def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
     events = [json.loads(line) for line in lines_of(run_dir)]
     first = events[0]["process"]
-    lost = [event for event in events if event["process"] == first][:2]  # an operation, whole
+    lost = [event for event in events if event["process"] == first][:2]  # both events of an operation
     run_dir.history_path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event not in lost))
     assert analyze(run_dir) == 2
     assert "2 events missing from the history" in run_dir.read_results()["reason"]
 
 
-def test_a_violation_in_a_history_with_a_gap_is_none(run_dir: RunDir) -> None:
-    """A read shows a write that is no longer in the history."""
+def test_a_violation_in_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
+    """A read returned the value of a write that is missing from the history."""
     events = [json.loads(line) for line in lines_of(run_dir)]
     seen = next(
         event for event in events if (event["f"], event["type"]) == ("read", "ok") and event["value"] is not None
@@ -97,7 +97,7 @@ def test_a_violation_in_a_history_with_a_gap_is_none(run_dir: RunDir) -> None:
         (lambda lines: [*lines[:4], lines[4].replace("}", ',"error":5}'), *lines[5:]], ":5: an event's error is words"),
     ],
 )
-def test_events_that_do_not_fit_are_one_line(
+def test_invalid_events_are_reported_in_one_line(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str], damage: Callable[[list[str]], list[str]], said: str
 ) -> None:
     run_dir.history_path.write_text("".join(damage(lines_of(run_dir))))
@@ -121,7 +121,7 @@ def test_events_that_do_not_fit_are_one_line(
         ("stopped_at_first_violation", [1], "stopped_at_first_violation is not a string"),
     ],
 )
-def test_damaged_results_say_what_is_wrong_and_the_mend_works(
+def test_damaged_results_are_reported_and_the_suggested_fix_works(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str], name: str, value: Any, said: str
 ) -> None:
     change(run_dir.results_path, lambda results: results.update({name: value}))
@@ -135,7 +135,9 @@ def test_damaged_results_say_what_is_wrong_and_the_mend_works(
     assert "the state of its replicas is unknown" in run_dir.read_results()["reason"]
 
 
-def test_results_that_are_no_json_say_the_same_mend(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_are_not_json_get_the_same_suggested_fix(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir.results_path.write_bytes(b"")
     assert analyze(run_dir) == 254
     assert "move it away to judge the run by its history alone" in capsys.readouterr().err
@@ -151,7 +153,7 @@ def test_results_that_are_no_json_say_the_same_mend(run_dir: RunDir, capsys: pyt
         ("client", 7), ("nemesis_schedule", 7),
     ],
 )  # fmt: skip
-def test_a_test_of_wrong_types_is_one_line(
+def test_a_test_json_with_wrong_types_is_reported_in_one_line(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str], command: str, name: str, value: Any
 ) -> None:
     change(run_dir.test_path, lambda test: test.update({name: value}))
@@ -163,7 +165,7 @@ def test_a_test_of_wrong_types_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "[" * 100_000])
-def test_a_test_that_is_no_json_is_one_line_also_beside_a_schedule(
+def test_replay_reports_a_test_json_that_is_not_json_in_one_line(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     run_dir.test_path.write_text(text)
@@ -172,7 +174,7 @@ def test_a_test_that_is_no_json_is_one_line_also_beside_a_schedule(
     assert "test.json is damaged" in error and error.count("\n") == 1
 
 
-def test_what_a_test_lacks_is_named_and_what_is_newer_is_passed_over(run_dir: RunDir) -> None:
+def test_a_missing_field_of_a_test_is_named_and_unknown_fields_are_ignored(run_dir: RunDir) -> None:
     data = run_dir.read_test()
     assert read_test({**data, "of_a_newer_version": 1}) == read_test(data)
     with pytest.raises(OperatorError, match="it has no workload"):
@@ -180,7 +182,9 @@ def test_what_a_test_lacks_is_named_and_what_is_newer_is_passed_over(run_dir: Ru
     assert read_test({name: value for name, value in data.items() if name != "client"}).client is None
 
 
-def test_a_report_that_cannot_be_written_costs_no_verdict(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_prints_the_verdict_if_the_report_cannot_be_written(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir.report_path.unlink()
     run_dir.report_path.mkdir()
     assert analyze(run_dir) == 254
@@ -189,7 +193,7 @@ def test_a_report_that_cannot_be_written_costs_no_verdict(run_dir: RunDir, capsy
     assert said.err == f"harness: cannot write {run_dir.report_path}: Is a directory\n"
 
 
-def test_a_run_whose_report_cannot_be_written_says_its_verdict(
+def test_run_prints_the_verdict_if_the_report_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
@@ -207,10 +211,10 @@ SHORT = ("run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--se
 FULL = OSError(28, "No space left on device")
 
 
-def test_a_full_disk_is_named_also_where_the_replicas_files_find_no_room(
+def test_the_error_that_ended_the_run_is_reported_not_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What ends the run comes before what is tried behind its end."""
+    """Neither the history nor, after it, the replicas' files can be written."""
     problem = "cannot write history.jsonl: No space left on device"
     monkeypatch.setattr(Run, "_phases", AsyncMock(side_effect=HistoryWriteError(problem)))
     monkeypatch.setattr(SimCluster, "leave_files", Mock(side_effect=FULL))
@@ -218,7 +222,7 @@ def test_a_full_disk_is_named_also_where_the_replicas_files_find_no_room(
     assert capsys.readouterr().err.splitlines()[-1] == f"harness: {problem}"
 
 
-def test_a_verdict_is_said_where_the_replicas_files_find_no_room(
+def test_run_prints_the_verdict_if_the_replicas_files_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(SimCluster, "leave_files", Mock(side_effect=FULL))
@@ -232,11 +236,11 @@ def test_a_verdict_is_said_where_the_replicas_files_find_no_room(
     assert run_dir.status is RunStatus.FINISHED
 
 
-def test_a_check_that_breaks_off_leaves_no_traceback(
+def test_a_check_that_raises_leaves_no_traceback(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(RegisterWorkload, "check", Mock(side_effect=AttributeError("no attribute 'get'")))
     assert analyze(run_dir) == 2
     assert "raised AttributeError: no attribute 'get'" in " ".join(capsys.readouterr().out.split())
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "which go to the terminal"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "warnings go to the terminal"

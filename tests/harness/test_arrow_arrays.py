@@ -1,4 +1,4 @@
-"""Arrays made of buffers are those that Arrow makes of the same lists."""
+"""Arrays built from buffers equal those that Arrow builds from the same lists."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ KINDS = st.sampled_from(
 
 
 @given(st.data())
-def test_lists_with_and_without_nulls(data):
+def test_an_array_of_a_list_with_or_without_nulls_equals_arrows(data):
     kind, values = data.draw(KINDS)
     column = data.draw(st.lists(st.none() | values if data.draw(st.booleans()) else values, max_size=40))
     made = array_of(column, kind)
@@ -31,7 +31,7 @@ def test_lists_with_and_without_nulls(data):
 
 
 @given(st.data(), st.integers(0, 20))
-def test_one_value_many_times(data, count):
+def test_an_array_of_a_repeated_value_equals_arrows(data, count):
     kind, values = data.draw(KINDS)
     value = data.draw(values)
     made = repeated(value, kind, count)
@@ -39,18 +39,18 @@ def test_one_value_many_times(data, count):
     assert made.equals(pa.array([value] * count, kind))
 
 
-def test_half_a_surrogate_pair_is_written_as_an_escape():
+def test_an_unpaired_surrogate_is_written_as_an_escape():
     assert array_of(["a", "\ud83d", "\ude00é", None], pa.string()).to_pylist() == ["a", "\\ud83d", "\\ude00é", None]
     assert repeated("\ud800", pa.string(), 2).to_pylist() == ["\\ud800"] * 2
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True, [1]])
-def test_what_is_no_number_is_refused(value):
+def test_a_value_that_is_not_an_integer_is_refused(value):
     with pytest.raises(TypeError, match="no whole number"):
         array_of([1, value], pa.int64())
 
 
-def test_what_does_not_fit_is_refused():
+def test_an_integer_out_of_range_and_a_mixed_list_are_refused():
     with pytest.raises(OverflowError):
         array_of([2**63], pa.int64())
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""A plug-in that waits without `await` while its system is started or stopped: nothing else could run, nor Ctrl-C."""
+"""A plug-in that blocks without `await` while its system starts or stops, so that nothing else can run, nor Ctrl-C."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a short run of the plug-in with such a method; what is left of it at the end is killed."""
+    """A function that starts a short run of the plug-in, one of whose methods blocks; the run is killed at the end."""
     running: list[subprocess.Popen[str]] = []
     os.mkfifo(tmp_path / "waits")
 
@@ -83,13 +83,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait(DEADLINE_S)
 
 
-def wait_until_it_waits(tmp_path: Path) -> None:
-    """Opening a pipe for reading waits until the other end is opened: the plug-in does so before it waits."""
+def wait_until_blocked(tmp_path: Path) -> None:
+    """Opening the pipe waits until the plug-in opens its other end, which it does just before it blocks."""
     with open(tmp_path / "waits") as fifo:
         assert fifo.read() == "now"
 
 
-def is_over(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     printed, _ = process.communicate(timeout=DEADLINE_S)
     return process.returncode, printed
 
@@ -98,7 +98,7 @@ def replicas_left(tmp_path: Path) -> list[str]:
     """Command lines of processes that the run has left behind."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is ending
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has just ended
             found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return [line for line in found if str(tmp_path) in line]
 
@@ -108,11 +108,13 @@ def replicas_left(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("method", "how"), [("setup", SLEEP), ("setup", SYSTEM_CALL), ("command", SLEEP), ("start_together", SYSTEM_CALL)]
 )
-def test_a_signal_ends_the_start(tmp_path: Path, start: Start, method: str, how: str, number: signal.Signals) -> None:
+def test_a_signal_interrupts_a_blocked_start(
+    tmp_path: Path, start: Start, method: str, how: str, number: signal.Signals
+) -> None:
     process = start(method, how, ready_s=600.0)
-    wait_until_it_waits(tmp_path)
+    wait_until_blocked(tmp_path)
     process.send_signal(number)
-    status, printed = is_over(process)
+    status, printed = finish(process)
     assert status == 255, printed
     assert re.search(r"mine\.py:\d+ blocked the harness for \d+ s: a plug-in must await", printed)
     assert "interrupted before the system had started: there is nothing to check" in printed
@@ -120,21 +122,21 @@ def test_a_signal_ends_the_start(tmp_path: Path, start: Start, method: str, how:
 
 
 @pytest.mark.cluster
-def test_a_signal_during_a_start_ends_a_series(tmp_path: Path, start: Start) -> None:
+def test_a_signal_during_a_blocked_start_ends_the_series(tmp_path: Path, start: Start) -> None:
     process = start("setup", SLEEP, 600.0, "--test-count", "3")
-    wait_until_it_waits(tmp_path)
+    wait_until_blocked(tmp_path)
     process.send_signal(signal.SIGINT)
-    status, printed = is_over(process)
+    status, printed = finish(process)
     assert status == 255, printed
     assert "stopped; 2 runs left" in printed and "Traceback" not in printed
 
 
 @pytest.mark.cluster
-def test_a_signal_ends_the_end_and_what_was_seen_gets_its_verdict(tmp_path: Path, start: Start) -> None:
+def test_a_signal_interrupts_a_blocked_stop_and_the_run_gets_a_verdict(tmp_path: Path, start: Start) -> None:
     process = start("stop_together", SLEEP, ready_s=600.0)
-    wait_until_it_waits(tmp_path)
+    wait_until_blocked(tmp_path)
     process.send_signal(signal.SIGINT)
-    status, printed = is_over(process)
+    status, printed = finish(process)
     assert status == 2, printed
     assert re.search(
         r"stopping the system: .*mine\.py:\d+: stop_together\(\) raised Blocked: blocked for \d+ s without await",
@@ -152,10 +154,12 @@ def test_a_signal_ends_the_end_and_what_was_seen_gets_its_verdict(tmp_path: Path
         ("status", r"there is no leader .*: status\(n1\) raised Blocked: blocked for \d s without await"),
     ],
 )
-def test_it_is_ended_after_its_time_and_named(tmp_path: Path, start: Start, method: str, said: str) -> None:
+def test_a_blocked_method_is_interrupted_after_its_timeout_and_named(
+    tmp_path: Path, start: Start, method: str, said: str
+) -> None:
     process = start(method, SLEEP, ready_s=0.5)
-    wait_until_it_waits(tmp_path)
-    status, printed = is_over(process)
+    wait_until_blocked(tmp_path)
+    status, printed = finish(process)
     assert status == 254, printed
     assert re.search(r"mine\.py:\d+ blocked the harness for \d s: a plug-in must await", printed)
     assert re.search(rf"harness: mine\.py:\d+: {said}", printed)

@@ -1,4 +1,4 @@
-"""`clean` removes what dead runs left, all of it, and nothing that is not theirs."""
+"""`harness clean` removes everything that dead runs left, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from tests.mounts import IS_PLAIN_CHROOT
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes mounts and network namespaces")
 MINE = f"tc{os.getpid()}"
-"""Begins every run id here: names of namespaces and marks of processes are shared with tests that run beside."""
+"""Prefix of every run id here: tests that run in parallel share names of namespaces and marks of processes."""
 
 ROOT = Path(__file__).resolve().parents[2]
 R1 = f"{MINE}-r1"
 DEVICES = f"{MINE}-devices"
-DEAD_PID = 2**22 - 1  # above every pid that a default kernel gives
+DEAD_PID = 2**22 - 1  # above every pid that a kernel assigns by default
 
 
 @pytest.fixture
@@ -103,13 +103,13 @@ def cleaned(
     return report
 
 
-def test_nothing_to_do(state: str) -> None:
+def test_clean_without_runs_removes_nothing(state: str) -> None:
     report = cleaned(state)
     assert (report.removed, report.left, report.exit_status) == ([], [], 0)
     assert cleaned(state, ["never-was"]).removed == []
 
 
-def test_processes_of_a_dead_run_are_ended_by_claim_and_by_mark(state: str, children: ExitStack) -> None:
+def test_claimed_and_marked_processes_of_a_dead_run_are_killed(state: str, children: ExitStack) -> None:
     run = RunState.create(R1, state_root=state)
     claimed, marked, foreign, other = start(children), start(children, R1), start(children), start(children, R1 + "1")
     stopped = start(children, R1)
@@ -125,7 +125,7 @@ def test_processes_of_a_dead_run_are_ended_by_claim_and_by_mark(state: str, chil
     assert cleaned(state).removed == []
 
 
-def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children: ExitStack) -> None:
+def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children: ExitStack) -> None:
     run = RunState.create(R1, state_root=state)
     foreign = start(children)
     start_ticks = process_start_ticks(foreign.pid)
@@ -148,7 +148,7 @@ sys.stdin.read()
 _CLEANS = """
 import json, sys
 from harness import cleanup
-cleanup.remove_scratch_of_the_dead = lambda **_: None  # whoever works on this machine is not seen here
+cleanup.remove_scratch_of_the_dead = lambda **_: None  # other processes of the machine are not visible here
 report = cleanup.clean(state_root=sys.argv[1], report=lambda line: None)
 print(json.dumps([report.live, len(report.removed)]))
 """
@@ -156,7 +156,7 @@ print(json.dumps([report.live, len(report.removed)]))
 
 @ROOT_ONLY
 @pytest.mark.root
-def test_a_run_whose_harness_is_in_a_container_is_left_alone_while_it_lives(
+def test_a_run_is_left_alone_while_its_harness_lives_in_a_container(
     state: str, temp: Path, children: ExitStack
 ) -> None:
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -179,25 +179,25 @@ def test_a_run_whose_harness_is_in_a_container_is_left_alone_while_it_lives(
         for named in (None, [R1]):
             report = cleaned(state, named)
             assert (report.live, report.removed, program.poll()) == ([R1], [], None)
-        assert cleaned_in_another_container() == [[R1], 0], "it is not seen there"
+        assert cleaned_in_another_container() == [[R1], 0], "another container cannot tell whether the harness lives"
         harness.stdin.close()
-    assert cleaned_in_another_container() == [[R1], 0], "nor is its end"
+    assert cleaned_in_another_container() == [[R1], 0], "nor that it has ended"
     assert cleaned(state, [R1]).removed[-1].startswith(f"run {R1}: state ") and program.wait() == -signal.SIGKILL
 
 
-_SAYS_WHICH_IT_IS = 'stat -Lc %i /proc/self/ns/pid; cut -d " " -f 22 /proc/1/stat; read -r _'
+_PRINTS_NAMESPACE_AND_START = 'stat -Lc %i /proc/self/ns/pid; cut -d " " -f 22 /proc/1/stat; read -r _'
 
 
 @ROOT_ONLY
 @pytest.mark.root
-def test_a_harness_is_not_taken_for_the_first_process_of_a_later_container() -> None:
-    """The kernel gives the number of a pid namespace to another one, and there as well the first process is 1."""
+def test_pid_1_of_a_later_container_is_not_taken_for_the_harness() -> None:
+    """The kernel reuses the numbers of pid namespaces, and the first process of each has pid 1."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
     if tried.returncode != 0:
         pytest.skip(f"no pid namespace here, as in a plain chroot ({tried.stderr.strip()})")
     with subprocess.Popen(
-        [*unshare, "sh", "-c", _SAYS_WHICH_IT_IS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*unshare, "sh", "-c", _PRINTS_NAMESPACE_AND_START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as later:
         assert later.stdin is not None and later.stdout is not None
         namespace, start_ticks = int(later.stdout.readline()), int(later.stdout.readline())
@@ -206,24 +206,24 @@ def test_a_harness_is_not_taken_for_the_first_process_of_a_later_container() -> 
     assert found == [True, False]
 
 
-@pytest.mark.parametrize("says", ["where its state is", "where another run's is", "a file that is none", "nothing"])
-def test_a_run_that_keeps_its_state_elsewhere_is_left_alone_while_its_harness_lives(
-    state: str, tmp_path: Path, children: ExitStack, says: str
+@pytest.mark.parametrize("named", ["its own state", "another run's state", "another file", "nothing"])
+def test_a_run_with_its_state_elsewhere_is_live_only_if_its_processes_name_that_state(
+    state: str, tmp_path: Path, children: ExitStack, named: str
 ) -> None:
     run = RunState.create(R1, state_root=str(tmp_path / "elsewhere"))
     other = RunState.create(R1 + "1", state_root=str(tmp_path / "elsewhere"))
-    none = tmp_path / "none"
-    none.write_text("nothing\n")
-    named = {"where its state is": run.path, "where another run's is": other.path, "a file that is none": str(none)}
+    no_state = tmp_path / "none"
+    no_state.write_text("nothing\n")
+    paths = {"its own state": run.path, "another run's state": other.path, "another file": str(no_state)}
     assert run.environment[STATE_VARIABLE] == run.path
-    process = start(children, R1, more={STATE_VARIABLE: named[says]} if says in named else {})
+    process = start(children, R1, more={STATE_VARIABLE: paths[named]} if named in paths else {})
     report = cleaned(state, [R1])
-    if says == "where its state is":
+    if named == "its own state":
         assert (report.live, report.removed, report.exit_status, process.poll()) == ([R1], [], 0, None)
         die(run)
         report = cleaned(state, [R1])
     assert report.live == [] and len(report.removed) == 1 and process.wait() == -signal.SIGKILL
-    assert Path(run.path).exists(), "what a process names is not cleaned by"
+    assert Path(run.path).exists(), "a state that only a process names is not removed"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_run_that_keeps_its_state_elsewhere_is_left_alone_while_its_harness_li
         ("docker", KIND_CONTAINER, ["no engine answers at unix:///nowhere/docker.sock", "it may still exist there"]),
     ],
 )
-def test_what_cannot_be_reached_is_kept_until_it_is_said_to_be_gone(
+def test_an_unreachable_host_or_container_stays_on_record_until_it_is_forgotten(
     state: str, tmp_path: Path, package: str, kind: str, said: list[str]
 ) -> None:
     pytest.importorskip(package)
@@ -253,7 +253,7 @@ def test_what_cannot_be_reached_is_kept_until_it_is_said_to_be_gone(
     assert runs_in(state) == []
 
 
-def test_a_host_that_says_nothing_is_forgotten_in_one_line(state: str, tmp_path: Path) -> None:
+def test_a_host_that_closes_the_connection_is_forgotten_without_a_traceback(state: str, tmp_path: Path) -> None:
     pytest.importorskip("paramiko")
     (tmp_path / "known_hosts").touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -277,7 +277,7 @@ def test_a_host_that_says_nothing_is_forgotten_in_one_line(state: str, tmp_path:
     assert f"run {R1}: forgotten: ssh-host n1" in done.stdout and runs_in(state) == []
 
 
-def test_what_can_be_reached_or_cannot_be_understood_is_not_forgotten(state: str) -> None:
+def test_a_host_entry_that_cannot_be_parsed_is_not_forgotten(state: str) -> None:
     run = RunState.create(R1, state_root=state)
     run.claim(KIND_SSH_HOST, "n1", host={"name": "n1", "moved_to": "elsewhere"})
     die(run)
@@ -285,7 +285,7 @@ def test_what_can_be_reached_or_cannot_be_understood_is_not_forgotten(state: str
     assert report.exit_status == 255 and report.notes == [] and runs_in(state) == [R1]
 
 
-def test_processes_that_keep_starting_others_are_ended_too(state: str, children: ExitStack) -> None:
+def test_processes_that_keep_forking_are_killed_too(state: str, children: ExitStack) -> None:
     run = RunState.create(R1, state_root=state)
     forker = start(children, R1, argv=["sh", "-c", "echo ready; while :; do sleep 0.01 & sleep 600 & wait $!; done"])
     assert forker.stdout is not None and forker.stdout.readline() == "ready\n"
@@ -294,7 +294,7 @@ def test_processes_that_keep_starting_others_are_ended_too(state: str, children:
     assert cleaned(state, [R1]).removed == []
 
 
-def test_a_live_run_is_left_alone_until_it_is_asked_for(state: str, children: ExitStack) -> None:
+def test_a_live_run_is_left_alone_unless_live_runs_are_included(state: str, children: ExitStack) -> None:
     script = (
         "import time; from harness.run_state import RunState\n"
         f"run = RunState.create({R1!r}, state_root={state!r}); print('ready', flush=True); time.sleep(600)"
@@ -309,7 +309,7 @@ def test_a_live_run_is_left_alone_until_it_is_asked_for(state: str, children: Ex
     assert (harness.wait(), node.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_cleaning_from_inside_the_run_does_not_end_the_cleaner(state: str, children: ExitStack) -> None:
+def test_clean_called_from_within_a_run_does_not_kill_itself(state: str, children: ExitStack) -> None:
     RunState.create(R1, state_root=state)
     script = (
         "from harness.cleanup import clean\n"
@@ -332,7 +332,7 @@ def test_only_named_runs_are_cleaned(state: str, children: ExitStack) -> None:
     assert runs_in(state) == [MINE + "-b", MINE + "c"]
 
 
-def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) -> None:
+def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path) -> None:
     run = RunState.create(R1, state_root=state)
     ours = Path(run.make_temp_dir("disk"))
     (ours / "deep").mkdir()
@@ -367,8 +367,8 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
 
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
-def test_a_process_that_hides_its_mark_is_let_go(state: str, temp: Path, children: ExitStack) -> None:
-    """It waits for a disk by the preloaded library, and shows nobody that it is the run's."""
+def test_a_stalled_process_without_a_mark_is_released(state: str, temp: Path, children: ExitStack) -> None:
+    """The preloaded library holds its fsync; nothing shows that the process belongs to the run."""
     run = RunState.create(R1, state_root=state)
     directory = Path(run.make_temp_dir("agents")) / "n1"
     directory.mkdir()
@@ -395,7 +395,7 @@ def test_a_process_that_hides_its_mark_is_let_go(state: str, temp: Path, childre
     assert waiting.communicate(timeout=30)[0] == "synced\n"
 
 
-def test_states_are_found_wherever_this_user_may_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_found_in_every_state_directory_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [str(tmp_path / name) for name in ("x", "y", "z")]
     monkeypatch.setattr(run_state, "state_roots", lambda: places)
     for run_id, place in zip(("a", "b", "c"), places, strict=True):
@@ -412,7 +412,7 @@ def test_states_are_found_wherever_this_user_may_have_them(tmp_path: Path, monke
 
 @ROOT_ONLY
 @pytest.mark.root
-def test_states_that_another_user_planted_are_not_believed(
+def test_states_in_another_users_directory_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: ExitStack
 ) -> None:
     planted = tmp_path / "splitbrain-0"
@@ -422,13 +422,13 @@ def test_states_that_another_user_planted_are_not_believed(
     die(run)
     os.chown(planted, 65534, 65534)
     monkeypatch.setattr(run_state, "state_roots", lambda: [str(planted)])
-    monkeypatch.setattr(cleanup, "marked_devices", list)  # of dead runs of tests beside, which are told as well
+    monkeypatch.setattr(cleanup, "marked_devices", list)  # those of dead runs of parallel tests would be noted too
     monkeypatch.setattr(cleanup, "_note_groups_without_state", lambda roots, note: None)  # likewise
     report = clean(report=lambda line: None)
     assert (report.removed, len(report.notes), victim.poll()) == ([], 1, None)
 
 
-def test_what_this_version_does_not_know_stays_on_record(state: str) -> None:
+def test_a_claim_of_an_unknown_kind_stays_on_record(state: str) -> None:
     run = RunState.create(R1, state_root=state)
     run.claim("quantum-link", "q7")
     die(run)
@@ -446,7 +446,7 @@ def test_a_damaged_state_is_reported_and_the_others_are_cleaned(state: str) -> N
     assert runs_in(state) == ["a"]
 
 
-def test_a_draft_of_a_dead_process_goes_and_one_of_a_live_process_stays(state: str) -> None:
+def test_drafts_of_dead_processes_are_removed_and_those_of_live_ones_stay(state: str) -> None:
     RunState.create("x", state_root=state).close()
     dead, live = Path(state) / f".{R1}.{DEAD_PID}.draft", Path(state) / f".r2.{os.getpid()}.draft"
     dead.write_text("")
@@ -473,7 +473,9 @@ def add_namespace(namespaces: list[str], name: str) -> None:
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.netns
-def test_namespaces_go_with_the_processes_in_them(state: str, children: ExitStack, namespaces: list[str]) -> None:
+def test_namespaces_are_removed_and_the_processes_in_them_killed(
+    state: str, children: ExitStack, namespaces: list[str]
+) -> None:
     run = RunState.create(R1, state_root=state)
     for name in (f"sb-{R1}-n1", f"sb-{R1}-unclaimed", f"sb-{R1}-n2", f"sb-{R1}-x-n1", f"{MINE}-foreign"):
         add_namespace(namespaces, name)
@@ -491,7 +493,7 @@ def test_namespaces_go_with_the_processes_in_them(state: str, children: ExitStac
     assert inside.wait() == -signal.SIGKILL
     assert elsewhere.poll() is None
     left = {name for name in os.listdir("/run/netns") if name in namespaces}
-    # n2 and n8 follow this run's pattern; the others are nobody's, or another run's.
+    # n2 and n8 follow this run's pattern; the others belong to nobody or to another run.
     assert left == {f"sb-{R1}-unclaimed", f"sb-{R1}-x-n1", f"{MINE}-foreign"}
     assert not any(f"sb-{R1}-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
@@ -505,7 +507,7 @@ def wait_until_in(pid: int, namespace: str) -> None:
 
 @pytest.fixture
 def lost_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The control groups of a run that has no state where states are looked for."""
+    """The control groups of a run that has no state in the state directories."""
     monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, str(tmp_path / "states"))
     outer = [os.path.join(parent, f"splitbrain-{R1}-{host}") for parent in cgroup_parents() for host in ("n1", "n12")]
     groups = [path for group in outer for path in (group, f"{group}/{os.path.basename(group)}-programs")]
@@ -522,7 +524,7 @@ def lost_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
-def test_control_groups_of_a_lost_run_are_named_and_go_when_it_is_named(lost_groups: list[str]) -> None:
+def test_control_groups_without_a_state_are_noted_and_removed_by_run_id(lost_groups: list[str]) -> None:
     [note] = [note for note in clean(report=lambda line: None).notes if R1 in note]
     assert f"({len(lost_groups)})" in note and f"`harness clean --run {R1}` removes them" in note
     assert all(os.path.isdir(path) for path in lost_groups)
@@ -534,7 +536,7 @@ def test_control_groups_of_a_lost_run_are_named_and_go_when_it_is_named(lost_gro
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
-def test_control_groups_with_processes_are_not_called_lost(lost_groups: list[str], children: ExitStack) -> None:
+def test_control_groups_with_processes_are_not_counted_as_lost(lost_groups: list[str], children: ExitStack) -> None:
     child = start(children)
     for group in lost_groups:
         Path(group, "cgroup.procs").write_text(str(child.pid))
@@ -547,9 +549,7 @@ def test_control_groups_with_processes_are_not_called_lost(lost_groups: list[str
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
-def test_a_process_without_a_mark_goes_with_the_control_group_that_it_is_in(
-    lost_groups: list[str], children: ExitStack
-) -> None:
+def test_unmarked_processes_in_a_runs_control_group_are_killed(lost_groups: list[str], children: ExitStack) -> None:
     child, other = start(children), start(children)
     for group in lost_groups:
         Path(group, "cgroup.procs").write_text(str(child.pid))
@@ -568,7 +568,7 @@ def groups_of(pid: int, groups: list[str]) -> list[str]:
 
 @ROOT_ONLY
 @pytest.mark.root
-def test_mounts_are_undone_inside_out_and_foreign_ones_stay(state: str, temp: Path) -> None:
+def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: Path) -> None:
     run = RunState.create(R1, state_root=state)
     base = Path(run.make_temp_dir("mounts"))
     outer, foreign = base / "outer with blank", temp / "foreign"
@@ -602,7 +602,7 @@ def mount(run: RunState, path: Path, source: str) -> None:
 @pytest.mark.skipif(IS_PLAIN_CHROOT, reason="ip(8) cannot enter a namespace in a chroot")
 @pytest.mark.root
 @pytest.mark.netns
-def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None:
+def test_claimed_devices_are_removed_only_if_they_are_veths(state: str, namespaces: list[str]) -> None:
     run = RunState.create(R1, state_root=state)
     add_namespace(namespaces, DEVICES)
     ip = ["ip", "-netns", DEVICES]
@@ -621,7 +621,7 @@ def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.netns
-def test_an_ordinary_user_is_told_about_roots_runs(
+def test_clean_without_root_points_to_sudo_for_roots_runs(
     tmp_path: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_namespace(namespaces, f"sb-{R1}-n1")

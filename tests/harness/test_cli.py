@@ -70,7 +70,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["doctor", "--system=toy", "mine.py:Kv"], "mine.py:Kv and --system both name the system: leave one of"),
         (["replay", "schedule.json", "mine.py"], "(to use your own system: --system mine.py)"),
         (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
-        (["replay", "x", "--nemesis", "kill"], "harness replay: unknown option --nemesis"),  # they are in the schedule
+        (["replay", "x", "--nemesis", "kill"], "harness replay: unknown option --nemesis"),  # set by the schedule
         (["replay", "x", "--nemesis-schedule", "y"], "harness replay: unknown option --nemesis-schedule"),
         (["replay", "x/s.json", "--cluster", "sim"], "'x/s.json' is neither a schedule file nor a run: "),
         (["replay", "x", "--flush-mode=async"], "--flush-mode is a setting of the system: --set flush_mode=async"),
@@ -109,7 +109,9 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["clean", "--forget-unreachable"], "with --run RUN_ID"),
     ],
 )
-def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_here: Here) -> None:
+def test_bad_arguments_are_refused_in_one_line(
+    words: list[str], expected: str, tmp_path: Path, harness_here: Here
+) -> None:
     done = harness_here(*words, cwd=tmp_path)
     assert done.returncode == 254, done.stderr
     assert expected in done.stderr
@@ -119,20 +121,20 @@ def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 
 
-def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_store_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file stands in the way")
     done = harness("run", "--cluster", "local", "--time-limit", "1", cwd=tmp_path)
     assert done.returncode == 254
     assert "store" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_process_refuses_as_well(tmp_path: Path) -> None:
+def test_a_separate_process_refuses_bad_arguments_too(tmp_path: Path) -> None:
     done = harness("run", "--nodes", "0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (254, "")
     assert "--nodes must be 1 to" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_the_load_of_a_seed_is_told_as_it_is(tmp_path: Path, harness_here: Here) -> None:
+def test_help_gives_the_default_time_limit_of_each_command(tmp_path: Path, harness_here: Here) -> None:
     for command, limit_s in (("run", 60), ("explore", 10), ("audit", 10)):
         assert f"put load on the system (default: {limit_s})" in " ".join(
             harness_here(command, "--help", cwd=tmp_path).stdout.split()
@@ -146,13 +148,13 @@ def test_help_goes_to_standard_output(words: list[str], tmp_path: Path, harness_
     assert done.stdout and not done.stderr
 
 
-def test_a_bare_harness_says_what_there_is(tmp_path: Path) -> None:
+def test_harness_without_arguments_prints_the_commands(tmp_path: Path) -> None:
     done = harness(cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: harness" in done.stdout and "doctor" in done.stdout
 
 
-def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_path: Path, harness_here: Here) -> None:
+def test_the_help_of_run_groups_its_options_and_lists_all_registered_names(tmp_path: Path, harness_here: Here) -> None:
     said = harness_here("run", "--help", cwd=tmp_path).stdout
     groups = ("system and hosts", "faults", "load", "checks and storage", "series of runs, and output")
     places = [said.index(f"\n{group}:\n") for group in groups]
@@ -163,7 +165,7 @@ def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_p
     assert "--replication" not in said
 
 
-def test_a_run_without_faults_says_first_that_it_breaks_nothing(tmp_path: Path) -> None:
+def test_a_run_without_faults_says_so_first_and_faults_are_announced(tmp_path: Path) -> None:
     words = ("run", "--cluster", "sim", "--nodes", "3", "--time-limit", "2", "--rate", "20", "--seed", "1")
     calm = harness(*words, cwd=tmp_path)
     assert calm.returncode == 0, calm.stderr
@@ -189,7 +191,7 @@ def limit_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
-def test_too_few_open_files_are_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_low_open_file_limit_is_refused_before_the_run_starts(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "harness", "run", "--cluster", "local"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=limit_open_files, timeout=60,
@@ -199,7 +201,7 @@ def test_too_few_open_files_are_said_before_anything_starts(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_run_may_open_is_raised_where_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_open_file_limit_is_raised_to_what_the_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
@@ -211,7 +213,7 @@ def test_what_a_run_may_open_is_raised_where_it_may_be(monkeypatch: pytest.Monke
     assert asked == [(wanted_descriptors(test), 4096)]
 
 
-def test_a_reader_that_goes_away_is_no_verdict_and_the_run_is_judged_all_the_same(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_gives_status_255_and_the_run_is_still_judged(tmp_path: Path) -> None:
     words = "run --cluster local --nodes 3 --time-limit 3 --nemesis partition=one --nemesis-interval 0.7"
     pipe = f"{sys.executable} -m harness {words} 2>&1 | head -n 4; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -228,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_verdict_and_the_run_is_judged_all_the_sam
     assert done.stderr == ""
 
 
-def test_output_that_nobody_reads_is_no_verdict_of_other_commands_either(tmp_path: Path) -> None:
+def test_list_into_a_closed_pipe_exits_with_255(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as nobody:
@@ -239,7 +241,7 @@ def test_output_that_nobody_reads_is_no_verdict_of_other_commands_either(tmp_pat
     assert (done.returncode, done.stderr) == (255, "")
 
 
-def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> None:
+def test_list_names_the_registered_parts(tmp_path: Path, harness_here: Here) -> None:
     done = harness_here("list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("register", "log", "partition", "broker", "local", "netns"):
@@ -253,7 +255,7 @@ def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> No
         (("add(self, value)",), "workloads: none (Talk lacks methods for each)"),
     ],
 )
-def test_list_says_which_workloads_a_client_can_do(
+def test_list_says_which_workloads_a_client_supports(
     methods: Sequence[str], expected: str, tmp_path: Path, harness_here: Here
 ) -> None:
     client = "".join(f"    async def {method}:\n        return None\n" for method in methods)
@@ -270,7 +272,7 @@ def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path, harness_here: 
     assert "nothing of run 20200101T000000-nobody is on this machine" in result.stdout
 
 
-def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_missing_on_pypy_points_to_cpython(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = (f"{python_command()} -m pip install pyarrow", "use CPython, for pypy there are no wheels")
     assert how_to_get("pyarrow") in expected
     monkeypatch.setattr(sys.implementation, "name", "pypy")
@@ -282,10 +284,10 @@ def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch
         require_paramiko()
 
 
-def test_what_is_no_exception_ends_with_no_verdict(
+def test_a_base_exception_exits_with_255_not_with_a_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python itself ends with 1 for it, which says that the system is invalid."""
+    """Python's own exit status would be 1, which means an invalid run."""
 
     def cancelled(*_: object) -> int:
         raise asyncio.CancelledError("why")

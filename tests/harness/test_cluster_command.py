@@ -33,15 +33,15 @@ def cluster(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return harness(tmp_path, "cluster", *words)
 
 
-def bare(tmp_path: Path) -> dict[str, object]:
-    """A cluster of two bare hosts, up; returns its description."""
+def bring_up(tmp_path: Path) -> dict[str, object]:
+    """Bring up a cluster of two bare hosts; returns its description."""
     up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "2", "--system", "none")
     assert up.returncode == 0, up.stderr
     return dict(json.loads((tmp_path / "clusters" / "main" / "cluster.json").read_text()))
 
 
-def test_up_status_exec_logs_down(tmp_path: Path) -> None:
-    described = bare(tmp_path)
+def test_status_exec_and_logs_work_between_up_and_down(tmp_path: Path) -> None:
+    described = bring_up(tmp_path)
     try:
         again = cluster(tmp_path, "up", "--cluster", "local")
         assert again.returncode == 254
@@ -75,7 +75,7 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists() or os.listdir(tmp_path / "state") == []
 
 
-def test_a_host_whose_system_cannot_say_who_leads_has_no_role(tmp_path: Path) -> None:
+def test_status_shows_no_role_if_the_system_does_not_report_its_leader(tmp_path: Path) -> None:
     up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "1", "--system", "toy")
     try:
         assert up.returncode == 0, up.stderr
@@ -85,8 +85,8 @@ def test_a_host_whose_system_cannot_say_who_leads_has_no_role(tmp_path: Path) ->
         assert cluster(tmp_path, "down").returncode == 0
 
 
-class _WithOneGone:
-    """Hosts elsewhere, of which n2 is gone."""
+class _OneUnreachable:
+    """Remote hosts, of which n2 is unreachable."""
 
     hosts = ("n1", "n2")
     extra_hosts = ()
@@ -98,9 +98,9 @@ class _WithOneGone:
         return [OSError("n2 is gone")] if hosts is None or "n2" in hosts else []
 
 
-def test_logs_of_a_host_do_not_need_the_others(tmp_path: Path) -> None:
+def test_logs_of_one_host_need_no_other_host(tmp_path: Path) -> None:
     daemon: Any = ClusterDaemon.__new__(ClusterDaemon)
-    daemon._cluster = _WithOneGone()
+    daemon._cluster = _OneUnreachable()
     daemon._spec = SimpleNamespace(work_dir=str(tmp_path))
     (tmp_path / "n1").mkdir()
     (tmp_path / "n1" / "broker.log").touch()
@@ -109,7 +109,7 @@ def test_logs_of_a_host_do_not_need_the_others(tmp_path: Path) -> None:
         asyncio.run(daemon._logs("n2"))
 
 
-def test_of_two_that_bring_up_one_cluster_at_a_time_one_does(tmp_path: Path) -> None:
+def test_one_of_two_concurrent_ups_succeeds(tmp_path: Path) -> None:
     words = ("up", "--cluster", "local", "--nodes", "1", "--system", "none")
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(lambda _: cluster(tmp_path, *words), range(2)))
@@ -124,21 +124,21 @@ def test_of_two_that_bring_up_one_cluster_at_a_time_one_does(tmp_path: Path) -> 
     assert cluster(tmp_path, "status").returncode == 254
 
 
-def test_a_daemon_leaves_alone_what_another_one_holds(tmp_path: Path) -> None:
+def test_up_leaves_a_cluster_alone_whose_lock_is_held(tmp_path: Path) -> None:
     directory = tmp_path / "clusters" / "main"
     directory.mkdir(parents=True)
     (directory / "control.sock").write_text("another one's")
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "1", "--system", "none")
-    mend = "wait until it has ended, or choose another --name"
-    assert up.stderr == f"harness: cluster main is being brought up or taken down: {mend}\n"
+    fix = "wait until it has ended, or choose another --name"
+    assert up.stderr == f"harness: cluster main is being brought up or taken down: {fix}\n"
     assert up.returncode == 254
     assert (directory / "control.sock").read_text() == "another one's"
 
 
-def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
-    described = bare(tmp_path)
+def test_a_killed_daemon_is_reported_and_clean_removes_its_processes(tmp_path: Path) -> None:
+    described = bring_up(tmp_path)
     assert "its harness is still running" in harness(tmp_path, "clean").stdout
     assert cluster(tmp_path, "status").returncode == 0
     os.kill(int(str(described["pid"])), signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None
     cleaned = harness(tmp_path, "clean")
     assert cleaned.returncode == 0
     assert find_processes(marked_with(RUN_VARIABLE, str(described["run_id"]))) == []
-    assert bare(tmp_path)["run_id"] != described["run_id"]
+    assert bring_up(tmp_path)["run_id"] != described["run_id"]
     assert cluster(tmp_path, "down").returncode == 0
 
 
@@ -168,7 +168,7 @@ def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None
         (["status", "--name", "other"], "cluster other is not up (harness cluster up --name other)"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_invalid_requests_are_refused_in_one_line(
     tmp_path: Path, words: list[str], said: str, harness_here: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     environment = {"SPLITBRAIN_STATE_DIR": str(tmp_path / "state")}

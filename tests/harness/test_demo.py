@@ -1,4 +1,4 @@
-"""`make demo`: a valid run, an invalid one, links to both reports, and commands to go on with."""
+"""`make demo`: a valid run, an invalid one, links to both reports, and commands to try next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
 
 
-class Runs:
-    """Stands for the harness: ends with the given statuses, one after the other, and leaves a run each time."""
+class FakeHarness:
+    """Stands in for the harness: each call leaves a run and returns the next of the given statuses."""
 
     def __init__(self, store: Path, statuses: Sequence[int]) -> None:
         self.store = store
@@ -41,8 +41,8 @@ class Runs:
 def test_both_reports_can_be_opened_and_the_next_commands_pasted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = Runs(tmp_path / "store", [0, 1])
-    assert DEMO["main"](runs, tmp_path / "store") == 0
+    harness = FakeHarness(tmp_path / "store", [0, 1])
+    assert DEMO["main"](harness, tmp_path / "store") == 0
     printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
     links = [line.split()[0] for line in printed if line.startswith("file://")]
     assert [Path(unquote(urlparse(link).path)).read_text() for link in links] == ["a report"] * 2
@@ -55,19 +55,19 @@ def test_both_reports_can_be_opened_and_the_next_commands_pasted(
 
 
 @pytest.mark.parametrize(("statuses", "status"), [([1], 1), ([2], 2), ([255], 255), ([0, 0], 2), ([0, 2], 2)])
-def test_another_verdict_is_said_and_ends_it(
+def test_an_unexpected_status_ends_the_demo_with_an_explanation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], statuses: list[int], status: int
 ) -> None:
-    runs = Runs(tmp_path / "store", statuses)
-    assert DEMO["main"](runs, tmp_path / "store") == status
+    harness = FakeHarness(tmp_path / "store", statuses)
+    assert DEMO["main"](harness, tmp_path / "store") == status
     printed = capsys.readouterr().out
-    assert len(runs.asked) == len(statuses)
+    assert len(harness.asked) == len(statuses)
     assert "file://" not in printed and "Both verdicts" not in printed
     said = "The run could not be made" if status == 255 else "act was to be"
     assert said in printed
 
 
-def test_each_act_is_a_run_that_the_harness_takes() -> None:
+def test_each_act_is_a_valid_run_command() -> None:
     for act in DEMO["ACTS"]:
         assert build_parser().parse_args(list(act.arguments)).command == "run"
 

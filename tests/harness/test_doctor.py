@@ -1,4 +1,4 @@
-"""`harness doctor`: a cell for every form on every cluster, with what is missing, and proof where it is asked for."""
+"""`harness doctor`: a cell for every form on every cluster, with what is missing, and proof if requested."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from nemesis.partition import PARTITION
 NO_SHIM = why_no_shim()
 
 
-class Lame:
-    """A cluster that can do nothing but kill."""
+class KillOnly:
+    """A cluster whose only ability is to kill processes."""
 
-    name = "lame"
+    name = "kill-only"
     description = "a test's"
     start = stop = spawn = hosts = network = None
 
@@ -35,14 +35,14 @@ class Lame:
 
 
 @pytest.fixture
-def lame(monkeypatch: pytest.MonkeyPatch) -> None:
+def kill_only_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     load = registry.load
-    monkeypatch.setattr(registry, "load", lambda kind, name: Lame if name == "lame" else load(kind, name))
+    monkeypatch.setattr(registry, "load", lambda kind, name: KillOnly if name == "kill-only" else load(kind, name))
 
 
-def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
+def test_every_form_has_a_cell_that_names_what_is_missing(kill_only_cluster: None) -> None:
     nemeses = registry.load_all("nemeses")
-    cells = doctor.diagnose("lame", doctor.forms_of(nemeses), {})
+    cells = doctor.diagnose("kill-only", doctor.forms_of(nemeses), {})
     by_form = {(cell.nemesis, cell.form): cell for cell in cells}
     forms = {(name, form) for name, n in nemeses.items() for form in getattr(n, "forms", n.variants)}
     assert by_form.keys() == forms and len(cells) == len(forms)
@@ -52,7 +52,7 @@ def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
     assert by_form["pause", "sigstop"].state == doctor.MISSING
 
 
-def test_a_cluster_that_cannot_run_the_system_can_inject_nothing_into_it() -> None:
+def test_no_fault_is_available_on_a_cluster_that_cannot_run_the_system() -> None:
     asked = doctor.forms_of(registry.names("nemeses"))
     cells = doctor.diagnose("sim", asked, {}, "toy")
     assert {cell.state for cell in cells} == {doctor.MISSING}
@@ -60,7 +60,7 @@ def test_a_cluster_that_cannot_run_the_system_can_inject_nothing_into_it() -> No
     assert doctor.WORKS in {cell.state for cell in doctor.diagnose("sim", asked, {})}
 
 
-class Runs:
+class WithPrograms:
     """A system that names its programs."""
 
     name = "runs"
@@ -71,45 +71,52 @@ class Runs:
         return cls.commands
 
 
-def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     for name in ("why_no_shim", "why_no_traps", "why_not_attached", "why_no_clock"):
         monkeypatch.setattr(doctor_programs, name, lambda: None)
-    monkeypatch.setattr(Runs, "commands", {"a": [sys.executable, "-c", ""], "b": [str(script)], "c": ["/no/such"]})
-    dynamic, wrapper, nothing = doctor_programs.mechanism_lines(Runs, {})
+    monkeypatch.setattr(
+        WithPrograms, "commands", {"a": [sys.executable, "-c", ""], "b": [str(script)], "c": ["/no/such"]}
+    )
+    dynamic, wrapper, nothing = doctor_programs.mechanism_lines(WithPrograms, {})
     assert dynamic.startswith(f"a: {sys.executable} is linked dynamically") and "by the preloaded shim" in dynamic
     assert "disk and power faults by seccomp; wall clocks by the vDSO" in wrapper
     assert nothing == "c: /no/such: No such file or directory"
-    assert "by seccomp" in doctor_programs.mechanism_lines(Runs, {}, "seccomp")[0]
-    assert "is not guaranteed to reach it" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
+    assert "by seccomp" in doctor_programs.mechanism_lines(WithPrograms, {}, "seccomp")[0]
+    assert "is not guaranteed to reach it" in doctor_programs.mechanism_lines(WithPrograms, {}, "preload")[1]
     monkeypatch.setattr(doctor_programs, "why_not_attached", lambda: "no ptrace")
     assert (
         "seccomp, attached when it starts, not at the first fault (no ptrace);"
-        in (doctor_programs.mechanism_lines(Runs, {})[1])
+        in (doctor_programs.mechanism_lines(WithPrograms, {})[1])
     )
     monkeypatch.setattr(doctor_programs, "why_no_traps", lambda: "the kernel is too old")
-    assert "seccomp, which is not available here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]
+    assert (
+        "seccomp, which is not available here: the kernel is too old"
+        in doctor_programs.mechanism_lines(WithPrograms, {})[1]
+    )
 
 
-def test_it_says_when_the_programs_of_a_system_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is known only once they are started" in doctor_programs.mechanism_lines(Lame, {})[0]
-    assert "the first run fetches them" in doctor_programs.mechanism_lines(Runs, {})[0]
+def test_doctor_says_if_the_programs_of_a_system_are_not_yet_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is known only once they are started" in doctor_programs.mechanism_lines(KillOnly, {})[0]
+    assert "the first run fetches them" in doctor_programs.mechanism_lines(WithPrograms, {})[0]
     broker = doctor_programs.mechanism_lines(registry.load("systems", "broker"), {})
     assert len(broker) == 1 and broker[0].startswith(f"broker: {sys.executable} is ")
 
 
-def test_a_plug_in_names_its_programs_once_they_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_are_named_unless_the_first_run_has_to_fetch_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
     etcd = registry.load("systems", "etcd")
     assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("the first run fetches them")
-    toy = registry.load("systems", "toy")  # which is made of files of this machine
+    toy = registry.load("systems", "toy")  # its program is already on this machine
     [line] = doctor_programs.mechanism_lines(toy, {})
     assert line.startswith("toy: ") and "python" in line
 
 
-def test_a_file_is_taken_for_the_system_as_by_run(tmp_path: Path) -> None:
+def test_doctor_accepts_a_plug_in_file_as_the_system(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(source_for("mine"))
     argv = [sys.executable, "-m", "harness", "doctor", "mine.py", "--cluster", "local", "--nemesis", "power,kill"]
     done = subprocess.run([*argv, "--json"], capture_output=True, text=True, cwd=tmp_path)
@@ -119,7 +126,7 @@ def test_a_file_is_taken_for_the_system_as_by_run(tmp_path: Path) -> None:
     assert "nothing is kept on disk" in cells["power", "cut"]["reason"]
 
 
-def test_a_cluster_that_cannot_be_had_has_a_column_of_reasons() -> None:
+def test_an_unavailable_cluster_gives_its_reason_in_every_cell() -> None:
     cells = doctor.diagnose("ssh", doctor.forms_of(["kill"]), {})
     assert {cell.state for cell in cells} == {doctor.MISSING}
     assert all("--inventory" in cell.reason for cell in cells)
@@ -142,11 +149,11 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
         (["kill=sigkill@all", "kill=sigkill@one"], [("kill", "sigkill", "sigkill@all")]),
     ],
 )
-def test_one_form_can_be_asked_for_as_with_run(words: list[str], asked: list[tuple[str, str, str]]) -> None:
+def test_forms_are_selected_by_the_syntax_of_run(words: list[str], asked: list[tuple[str, str, str]]) -> None:
     assert doctor.forms_of(words) == [doctor.AskedForm(*each) for each in asked]
 
 
-def test_unknown_names_are_one_line(
+def test_unknown_names_are_refused_in_one_line(
     tmp_path: Path, harness_here: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     for words in (["--cluster", "locl"], ["--nemesis", "kil"], ["--nemesis", "partition=leadr"]):
@@ -158,7 +165,7 @@ def test_unknown_names_are_one_line(
 @pytest.mark.cluster
 @pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One form of each mechanism of the local cluster: processes, links, cuts."""
+    """One or two forms of each mechanism of the local cluster."""
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "states"))
     told: list[Any] = []
     nemeses: Mapping[str, Any] = registry.load_all("nemeses")

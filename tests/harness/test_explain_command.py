@@ -29,7 +29,7 @@ Here = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, without any program on its PATH."""
+    """Run the harness in a new process with an empty PATH."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=300,
@@ -38,7 +38,7 @@ def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the store of one invalid run is: a leader that is cut off does not step down."""
+    """The directory with the store of one invalid run, in which a leader that is cut off does not step down."""
     directory = tmp_path_factory.mktemp("explained")
     (directory / "faults.json").write_text(json.dumps(SCHEDULE))
     done = harness(*SCENARIO, "--nemesis-schedule", "faults.json", "--set", "mutant=no-step-down", cwd=directory)
@@ -55,7 +55,7 @@ def explained(place: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_explain_that_is_told_to_end_leaves_nothing(place: Path, tmp_path: Path, number: int) -> None:
+def test_an_explain_interrupted_by_a_signal_leaves_no_files(place: Path, tmp_path: Path, number: int) -> None:
     (run,) = place.glob("store/*/2*")
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", "explain", str(run), "--points", "40", "--runs", "100", "--jobs", "1"],
@@ -63,30 +63,30 @@ def test_an_explain_that_is_told_to_end_leaves_nothing(place: Path, tmp_path: Pa
         stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert process.stderr is not None
-    assert "invariants: " in process.stderr.readline(), "the run was performed once, and continuations begin"
+    assert "invariants: " in process.stderr.readline(), "the run was repeated once, and continuations begin"
     process.send_signal(number)
     _, rest = process.communicate(timeout=60)
     assert rest.splitlines()[-1] == "harness: interrupted"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_says_where_it_was_decided_and_what_happened_there(
+def test_explain_prints_the_deciding_interval_and_the_events_in_it(
     explained: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     run, done = explained
     data = json.loads((run / "explain.json").read_text())
     jump = data["jump"]
-    assert 1.0 < jump["before_s"] < jump["after_s"] < data["end_s"] < 4.0, "after the cut, before it is seen"
+    assert 1.0 < jump["before_s"] < jump["after_s"] < data["end_s"] < 4.0, "after the cut, before the violation shows"
     said = " ".join(done.stdout.split())
     assert f"Decided between {jump['before_s']:.4f} s and {jump['after_s']:.4f} s" in said
     assert "0 of 3 fail; from the second moment, 3 of 3." in said
-    assert re.search(r"^ +\d\.\d{6} s  \S", done.stdout, re.MULTILINE), "what happened there"
+    assert re.search(r"^ +\d\.\d{6} s  \S", done.stdout, re.MULTILINE), "the events in the interval"
     assert "seed    3" in done.stdout
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.long
-def test_the_line_that_it_prints_repeats_it(
+def test_the_printed_repeat_command_gives_the_same_explanation(
     place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     run, done = explained
@@ -99,7 +99,7 @@ def test_the_line_that_it_prints_repeats_it(
     assert (run / "explain.json").read_text() == before
 
 
-def test_report_and_replay_show_it(
+def test_report_and_replay_show_the_deciding_interval(
     place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]], harness_here: Here
 ) -> None:
     run, _ = explained
@@ -116,7 +116,7 @@ def test_report_and_replay_show_it(
 
 
 @pytest.mark.long
-def test_what_was_found_is_said_also_where_the_report_cannot_be_written(place: Path, tmp_path: Path) -> None:
+def test_the_result_is_printed_if_the_report_cannot_be_written(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place, tmp_path / "place", symlinks=True)
     (run,) = tmp_path.glob("place/store/*/2*")
     (run / "report.html").unlink()
@@ -127,7 +127,7 @@ def test_what_was_found_is_said_also_where_the_report_cannot_be_written(place: P
     assert done.stderr.splitlines()[-1] == f"harness: cannot write {run / 'report.html'}: Is a directory"
 
 
-def test_a_search_that_is_interrupted_keeps_its_moments_but_for_one_that_was_found(
+def test_an_interrupted_search_is_stored_unless_an_earlier_result_exists(
     explained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     run, _ = explained
@@ -155,7 +155,7 @@ def test_a_search_that_is_interrupted_keeps_its_moments_but_for_one_that_was_fou
 
 
 def changed(place: Path, name: str, **changes: object) -> str:
-    """A copy of the run with another value somewhere in one of its files; its path."""
+    """Copy the run and change values in one of its files; returns the path of the copy."""
     (run,) = place.glob("store/*/2*")
     copy = place / "copies" / f"{name}-{'-'.join(changes)}"
     shutil.copytree(run, copy)
@@ -164,25 +164,25 @@ def changed(place: Path, name: str, **changes: object) -> str:
     return str(copy)
 
 
-def test_a_search_that_is_ended_leaves_nothing_aside(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "aside").mkdir()
+def test_a_terminated_search_removes_its_scratch_directory(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "temp").mkdir()
     searching = subprocess.Popen(
         [sys.executable, "-m", "harness", "explain", "latest", "--points", "100", "--runs", "100", "--jobs", "1"],
-        cwd=place, env={"PYTHONPATH": str(ROOT), "PATH": "", "TMPDIR": str(tmp_path / "aside")},
+        cwd=place, env={"PYTHONPATH": str(ROOT), "PATH": "", "TMPDIR": str(tmp_path / "temp")},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline_s = time.monotonic() + 60
-    while not list((tmp_path / "aside").glob("splitbrain-course-*/*")) and time.monotonic() < deadline_s:
+    while not list((tmp_path / "temp").glob("splitbrain-course-*/*")) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert searching.poll() is None
     searching.terminate()
     _, said = searching.communicate(timeout=60)
     assert searching.returncode == 255
     assert said.splitlines()[-1] == "harness: interrupted"
-    assert list((tmp_path / "aside").iterdir()) == []
+    assert list((tmp_path / "temp").iterdir()) == []
 
 
-def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -> None:
+def test_runs_that_cannot_be_explained_are_refused_in_one_line(place: Path, harness_here: Here) -> None:
     (run,) = place.glob("store/*/2*")
     cases = [
         ((changed(place, "results.json", valid=True),), "the run is not invalid"),

@@ -36,7 +36,7 @@ def test_stale_reads_end_the_load_at_once(memory_run: Any) -> None:
     print_summary(results, Console(file=summary, width=400))
     assert f"stopped at  {stopped}" in summary.getvalue()
     events = list(read_history(run_dir.history_path))
-    assert events[-1]["time"] < 10e9, "the load was to go on for 30 s"
+    assert events[-1]["time"] < 10e9, "the time limit is 30 s"
     assert all(fault["healed"] for fault in results["faults"])
     assert results["interrupted"] is None
     heal = max(place for place, event in enumerate(events) if event["process"] == "nemesis")
@@ -48,14 +48,14 @@ def test_stale_reads_end_the_load_at_once(memory_run: Any) -> None:
     assert stored["fail_fast"] is True and "--fail-fast" in read_test(stored).replay_line()
 
 
-def test_without_the_option_the_load_goes_on(memory_run: Any) -> None:
+def test_without_fail_fast_the_load_continues_after_a_violation(memory_run: Any) -> None:
     run_dir, results, _ = memory_run(system=stale)
     assert results["valid"] is False and results["stopped_at_first_violation"] is None
     assert [*read_history(run_dir.history_path)][-1]["time"] >= 1.1e9
     assert "--fail-fast" not in results["replay"]
 
 
-def test_where_somebody_watches_a_violation_is_shown_and_the_load_goes_on(memory_run: Any) -> None:
+def test_the_live_panel_shows_a_violation_and_the_load_continues(memory_run: Any) -> None:
     run_dir, results, console = memory_run(system=stale, terminal=True)
     assert "VIOLATION: key" in console
     assert "leader" in console
@@ -63,14 +63,14 @@ def test_where_somebody_watches_a_violation_is_shown_and_the_load_goes_on(memory
     assert [*read_history(run_dir.history_path)][-1]["time"] >= 1.1e9
 
 
-def test_where_somebody_watches_a_right_system_shows_no_violation(memory_run: Any) -> None:
+def test_the_live_panel_shows_no_violation_for_a_correct_system(memory_run: Any) -> None:
     _, results, console = memory_run(terminal=True)
     assert results["valid"] is True, results["reason"]
     assert "no violation" in console and "VIOLATION" not in console
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_right_system_is_never_stopped(memory_run: Any, seed: int) -> None:
+def test_fail_fast_never_stops_a_correct_system(memory_run: Any, seed: int) -> None:
     run_dir, results, _ = memory_run(seed=seed, fail_fast=True, rate=600.0)
     assert results["valid"] is True, results["reason"]
     assert results["stopped_at_first_violation"] is None
@@ -90,7 +90,7 @@ def steps(*steps: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"process": 0, "key": 0, **step} for step in steps]
 
 
-def test_every_event_is_recorded_and_the_first_violation_told_once() -> None:
+def test_every_event_is_recorded_and_only_the_first_violation_is_reported() -> None:
     recorder, told = Recorded(), list[tuple[str, int]]()
     watched = WatchedRecorder(recorder, RegisterWorkload().online(), lambda words, at: told.append((words, at)))
     invented = ({"type": "invoke", "f": "read", "value": None}, {"type": "ok", "f": "read", "value": 7})
@@ -101,7 +101,7 @@ def test_every_event_is_recorded_and_the_first_violation_told_once() -> None:
     assert "nobody had written" in told[0][0]
 
 
-def test_the_log_is_watched_for_tails_that_go_back() -> None:
+def test_a_tail_below_the_acknowledged_messages_is_reported() -> None:
     told = list[str]()
     watched = WatchedRecorder(Recorded(), LogWorkload().online(), lambda words, at: told.append(words))
     for event in steps(
@@ -114,7 +114,7 @@ def test_the_log_is_watched_for_tails_that_go_back() -> None:
     assert len(told) == 1 and "below the 1 messages" in told[0]
 
 
-class Holding:
+class AlwaysValid:
     """A workload whose full check finds nothing."""
 
     name = "holding"
@@ -123,7 +123,7 @@ class Holding:
         return {"linearizable": CheckOutcome(True, "holds")}
 
 
-def test_a_stop_that_no_check_confirms_is_unknown() -> None:
+def test_a_violation_that_no_check_confirms_leaves_the_verdict_unknown() -> None:
     events = [
         {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "read", "key": 0, "value": None},
         {"index": 1, "time": 9, "process": 0, "type": "ok", "f": "read", "key": 0, "value": None},
@@ -134,7 +134,7 @@ def test_a_stop_that_no_check_confirms_is_unknown() -> None:
             "nemesis_interval_s": 1, "time_limit_s": 1, "concurrency": 1, "rate": 1, "seed": 1, "fail_fast": True,
         }
     )  # fmt: skip
-    workload: Any = Holding()
+    workload: Any = AlwaysValid()
     results = judge(test, workload, events, Observed(stopped_at_first_violation="key 0 went back (after 0.1 s)"))
     assert results["valid"] == "unknown"
     assert "no check confirms: key 0 went back" in results["reason"]

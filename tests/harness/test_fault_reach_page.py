@@ -28,7 +28,7 @@ def row(page: Path, fault: str) -> list[str]:
     return [word.strip() for word in lines[-1].strip("|").split("|")][1:]
 
 
-def test_a_cell_says_what_was_seen_and_a_control_that_was_proven_is_false(tmp_path: Path) -> None:
+def test_a_cell_shows_the_result_and_a_proven_control_is_marked_false(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     write_page(str(page), [
         cell("met"), cell("met", sabotaged=True),
@@ -44,14 +44,14 @@ def test_a_cell_says_what_was_seen_and_a_control_that_was_proven_is_false(tmp_pa
     assert "## local" in page.read_text() and "/home/me" not in (tmp_path / "page.json").read_text()
 
 
-def test_cells_take_the_place_of_earlier_ones_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_new_cells_replace_earlier_ones_and_other_cells_are_kept(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     write_page(str(page), [cell("one"), cell("two")])
     write_page(str(page), [cell("two", proven=False)])
     assert row(page, "one") == ["met", "not tried"] and row(page, "two") == ["not proven", "not tried"]
 
 
-def test_costs_are_kept_beside_the_page_and_shown_on_it(tmp_path: Path) -> None:
+def test_costs_are_stored_next_to_the_page_and_shown_on_it(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     costs = [
         {"figure": "puts", "form": form, "rounds": 5, "median": 1200.5, "more": -3.0, "percent": -0.2,
@@ -67,7 +67,7 @@ def test_costs_are_kept_beside_the_page_and_shown_on_it(tmp_path: Path) -> None:
     assert {cost["figure"] for cost in json.loads((tmp_path / "fault-cost.json").read_text())} == {"puts", "reads"}
 
 
-def test_loops_of_syncs_are_started_anew_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fsync_loops_measure_every_form_and_leave_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loops = FsyncLoops("fsync", str(tmp_path), 20, ["plain", "before"])
     try:
         costs = compare(["plain", "before"], loops.burst, FRESH_AFTER + 1)

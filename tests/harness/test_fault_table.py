@@ -31,7 +31,7 @@ def refused(rows: Sequence[FaultRow], nemesis: str) -> dict[str, str]:
     return {form: str(row.why_not) for row in rows if row.nemesis == nemesis and row.how is None for form in row.forms}
 
 
-def test_every_fault_is_in_the_table_for_all_and_those_that_can_be_had_come_first() -> None:
+def test_the_table_for_all_lists_every_fault_with_available_ones_first() -> None:
     rows = rows_for("all", "etcd")
     assert {row.nemesis for row in rows} == set(registry.names("nemeses"))
     can = [row.how is not None for row in rows]
@@ -39,13 +39,13 @@ def test_every_fault_is_in_the_table_for_all_and_those_that_can_be_had_come_firs
     assert all(row.how is not None or row.why_not for row in rows)
 
 
-def test_what_is_had_names_its_mechanism() -> None:
+def test_an_available_fault_names_its_mechanism() -> None:
     found = {row.nemesis: (row.how, row.forms) for row in rows_for("kill,partition", "etcd") if row.how is not None}
     assert found["kill"] == ("signals to all programs of a host", ("sigkill", "terminate", "crash-loop"))
     assert found["partition"][0] == "proxies"
 
 
-def test_a_system_that_cannot_say_who_leads_has_no_faults_of_the_leader() -> None:
+def test_leader_faults_are_refused_if_the_system_does_not_report_its_leader() -> None:
     rows = rows_for("kill,partition,pause", "toy")
     assert set(refused(rows, "kill")) == {"sigkill@leader", "terminate@leader", "crash-loop@leader"}
     assert set(refused(rows, "partition")) == {"leader", "leader-minority"}
@@ -53,7 +53,7 @@ def test_a_system_that_cannot_say_who_leads_has_no_faults_of_the_leader() -> Non
     assert refused(rows_for("kill", "etcd"), "kill") == {}
 
 
-def test_monotonic_clocks_are_refused_where_the_program_is_not_one_that_the_shim_reaches(
+def test_monotonic_clock_faults_are_refused_unless_the_mechanism_is_the_shim(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "server"
@@ -72,7 +72,7 @@ def test_monotonic_clocks_are_refused_where_the_program_is_not_one_that_the_shim
         assert ("only the wall clock" in "".join(refused(rows, "clock").values())) is is_refused, (argv, mechanism)
 
 
-def test_what_a_plug_in_says_it_cannot_have_is_refused_with_its_reason(tmp_path: Any) -> None:
+def test_faults_that_a_plug_in_excludes_are_refused_with_its_reason(tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text(
         "from harness.sdk import Client, System\n"
         "class Mine(System):\n"
@@ -86,17 +86,17 @@ def test_what_a_plug_in_says_it_cannot_have_is_refused_with_its_reason(tmp_path:
     assert len(struck) >= 2 and all(row.how is None for row in struck)
 
 
-def test_faults_that_only_a_name_brings_are_told_and_had_by_name() -> None:
+def test_faults_outside_all_are_listed_as_such_and_available_by_name() -> None:
     assert set(refused(rows_for("all", "broker", cluster=SimCluster), "promote").values()) == {BY_NAME_ONLY}
     by_name = rows_for("promote", "broker", cluster=SimCluster, settings={"replication": "sync"})
     assert all("the system itself" in str(row.how) for row in by_name) and len(by_name) > 0
     beside = rows_for("all,promote=failover", "broker", cluster=SimCluster, settings={"replication": "sync"})
     assert [(row.forms, row.how is None) for row in beside if row.nemesis == "promote"] == [(("failover",), False)]
-    assert set(refused(beside, "name-service").values()) == {BY_NAME_ONLY}, "what nobody named stays out"
-    assert any(row.nemesis == "kill" and row.how for row in beside), "and all is as without it"
+    assert set(refused(beside, "name-service").values()) == {BY_NAME_ONLY}, "faults that are not named stay excluded"
+    assert any(row.nemesis == "kill" and row.how for row in beside), "and the faults of `all` stay available"
 
 
-def test_a_schedule_needs_no_table_and_the_table_is_readable() -> None:
+def test_the_table_is_empty_for_a_schedule_and_prints_reasons() -> None:
     assert rows_for("none", "toy", nemesis_schedule="x.json") == []
     console = OutputConsole(width=200, record=True)
     console.print(fault_table(rows_for("kill", "toy")))

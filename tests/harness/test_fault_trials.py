@@ -1,4 +1,4 @@
-"""What the trial of stalled syncs counts as acknowledged while they hang."""
+"""Which writes the trial of stalled syncs counts as acknowledged during the stall."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def event(process: Any, kind: str, what: str) -> dict[str, Any]:
     return {"process": process, "type": kind, "f": what}
 
 
-def test_only_what_is_asked_for_and_answered_while_the_fault_is_in_force_counts() -> None:
+def test_only_writes_and_acknowledgements_during_the_fault_are_counted() -> None:
     history = [
         event(0, "invoke", "write"), event("nemesis", "invoke", "inject"), event(1, "invoke", "write"),
         event("nemesis", "info", "inject"),
-        event(0, "ok", "write"), event(1, "ok", "write"),  # asked for before
+        event(0, "ok", "write"), event(1, "ok", "write"),  # invoked before the fault
         *(event(process, "invoke", "write") for process in (0, 1, 3)), event(2, "invoke", "read"),
         event(0, "ok", "write"), event(1, "info", "write"), event(2, "ok", "read"),
         event("nemesis", "invoke", "heal"), event(3, "ok", "write"), event("nemesis", "info", "heal"),

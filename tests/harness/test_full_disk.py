@@ -1,4 +1,4 @@
-"""A disk that is full when a command writes its output: existing files stay, and no half-written ones do."""
+"""A disk that is full when a command writes its output: existing files stay, and no partial ones are left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY = '{"process": 0, "type": "invoke", "f": "write", "value": 1}\n{"process
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """Files can be made and removed, and hold not one byte, as where the last block is taken."""
+    """Files can be created and removed but cannot hold a byte, as on a disk without a free block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -36,7 +36,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_output_takes_the_place_of_an_older_one_when_it_is_whole(tmp_path: Path) -> None:
+def test_output_replaces_the_old_file_only_when_complete(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     with full_disk(), pytest.raises(OSError, match=r"page\.html"):
         write_output(page, "new")
@@ -47,7 +47,7 @@ def test_output_takes_the_place_of_an_older_one_when_it_is_whole(tmp_path: Path)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]
 
 
-def test_output_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+def test_output_follows_symlinks_and_is_written_into_pipes(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("page.html")
     write_output(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "page.html").read_text() == "text"
@@ -61,9 +61,7 @@ def test_output_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_file_that_is_a_mount_of_its_own_is_written_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_a_mount_point_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: object, target: object) -> None:
         raise OSError(16, "Device or resource busy")
 
@@ -74,14 +72,14 @@ def test_a_file_that_is_a_mount_of_its_own_is_written_in_its_place(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "new")]
 
 
-def test_a_new_plug_in_leaves_no_empty_file_in_its_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leaves_no_empty_file_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with full_disk():
         assert cli.main(["new", "system", "mine"]) == 254
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_of_a_check_costs_no_older_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_keeps_the_old_page_on_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history, page = tmp_path / "history.jsonl", tmp_path / "page.html"
     history.write_text(HISTORY)
     page.write_text("old")
@@ -91,7 +89,7 @@ def test_the_page_of_a_check_costs_no_older_one(tmp_path: Path, capsys: pytest.C
     assert page.read_text() == "old"
 
 
-def test_what_a_search_cut_down_costs_no_earlier_one(tmp_path: Path) -> None:
+def test_shrink_keeps_the_old_schedule_on_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "schedule.json").write_text("old")
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="register", nemesis=("partition",), nemesis_interval_s=5,
@@ -103,7 +101,7 @@ def test_what_a_search_cut_down_costs_no_earlier_one(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_pictures_of_the_gallery_go_when_the_new_page_is_there(tmp_path: Path) -> None:
+def test_old_gallery_pictures_are_removed_only_once_the_new_page_is_written(tmp_path: Path) -> None:
     old = "![The operations in conflict](gallery/gone.svg)\n"
     write_pages(str(tmp_path), {"gallery.md": old, "gallery/gone.svg": old})
     with full_disk(), pytest.raises(OperatorError, match=r"cannot write .*gallery\.md"):
@@ -113,7 +111,7 @@ def test_pictures_of_the_gallery_go_when_the_new_page_is_there(tmp_path: Path) -
     assert not (tmp_path / "gallery/gone.svg").exists()
 
 
-def test_a_run_that_finds_no_room_to_begin_leaves_no_broken_one(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_created_leaves_no_broken_run(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with full_disk(), pytest.raises(StoreError):
         store.create("broker")
@@ -121,7 +119,7 @@ def test_a_run_that_finds_no_room_to_begin_leaves_no_broken_one(tmp_path: Path) 
     assert not list((tmp_path / "broker").iterdir())
 
 
-def test_a_search_without_room_for_its_runs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_runs_on_a_full_disk_are_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5,
         time_limit_s=4, concurrency=3, rate=20, seed=1,

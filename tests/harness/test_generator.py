@@ -37,7 +37,7 @@ def context(thread: int = 0, time_ns: int = 0, threads: int = 1, seed: int = 0) 
 
 
 def drain(generator: Generator, ctx: Context, most: int = 30_000) -> list[Op]:
-    """Ask until exhausted, waiting as told; every operation completes ok at once."""
+    """Ask until exhausted, waiting as requested; every operation completes ok at once."""
     ops: list[Op] = []
     for _ in range(most):
         step, generator = generator.next(ctx)
@@ -61,7 +61,7 @@ def test_limit_counts_operations_only() -> None:
     assert len(drain(Limit(2, waiting), ctx)) == 2
 
 
-def test_time_limit_starts_with_the_first_question() -> None:
+def test_time_limit_starts_when_the_generator_is_first_asked() -> None:
     generator: Generator = TimeLimit(1.0, READS)
     step, generator = generator.next(context(time_ns=5_000_000_000))
     assert step == Op("read")
@@ -87,7 +87,7 @@ def test_time_limit_cuts_a_wait_short() -> None:
         Reserve(0, READS, Stagger(1.0, READS, due_ns=9)),
     ],
 )
-def test_a_wait_of_one_of_several_is_not_for_everyone(several: Generator) -> None:
+def test_a_wait_of_one_of_several_generators_is_not_for_everyone(several: Generator) -> None:
     assert several.next(context(time_ns=0))[0] == Wait(9)
 
 
@@ -102,7 +102,7 @@ def test_stagger_does_not_make_up_for_an_outage() -> None:
     ctx = context()
     step, generator = generator.next(ctx)
     assert isinstance(step, Op)
-    ctx.time_ns = 60_000_000_000  # a minute in which nobody could ask
+    ctx.time_ns = 60_000_000_000  # nothing was asked for a minute
     burst = 0
     while isinstance(step, Op):
         step, generator = generator.next(ctx)
@@ -110,7 +110,7 @@ def test_stagger_does_not_make_up_for_an_outage() -> None:
     assert burst <= 3
 
 
-def test_operations_that_are_due_together_are_followed_by_all_their_gaps() -> None:
+def test_operations_grouped_by_with_next_do_not_change_the_rate() -> None:
     def pairs(context: Context) -> Op:
         return Op("insert", with_next=context.random.random() < 0.5)
 
@@ -122,7 +122,7 @@ def test_operations_that_are_due_together_are_followed_by_all_their_gaps() -> No
         if step is None:
             break
         if isinstance(step, Wait):
-            assert not was_together, "the operation that was to come at once has to wait"
+            assert not was_together, "an operation that follows `with_next` must not wait"
             ctx.time_ns = step.until_ns
         else:
             ops, was_together = ops + 1, step.with_next
@@ -141,7 +141,7 @@ def test_mix_uses_every_choice_by_weight(weights: list[float], seed: int) -> Non
         assert abs(seen[str(index)] - count * share) <= 6 * deviation + 1
 
 
-def test_mix_leaves_out_what_is_exhausted() -> None:
+def test_mix_drops_exhausted_choices() -> None:
     mix = Mix(((1.0, Limit(2, READS)), (1.0, Limit(3, WRITES)), (1.0, Nothing())))
     seen = Counter(op.f for op in drain(mix, context()))
     assert seen == {"read": 2, "write": 3}
@@ -166,7 +166,7 @@ def test_phases_wait_for_operations_that_are_still_open() -> None:
     assert isinstance(step, Op) and step.f == "write"
 
 
-def test_each_thread_has_a_life_of_its_own() -> None:
+def test_each_thread_has_its_own_copy_of_the_generator() -> None:
     generator: Generator = EachThread(Limit(2, READS))
     asked: Counter[int] = Counter()
     for thread in (0, 1, 0, 1, 0, 1, 2):
@@ -197,7 +197,7 @@ def test_until_ok_ends_with_the_first_success() -> None:
 
 
 @given(st.integers(0, 2**64))
-def test_a_seed_decides_the_operations(seed: int) -> None:
+def test_the_same_seed_gives_the_same_operations(seed: int) -> None:
     def once() -> list[Any]:
         mix = Mix(((2.0, WRITES), (1.0, READS)))
         return drain(TimeLimit(0.5, Stagger(200.0, mix)), context(seed=seed))
@@ -205,7 +205,7 @@ def test_a_seed_decides_the_operations(seed: int) -> None:
     assert once() == once()
 
 
-def test_when_everyone_waits_is_seen_without_asking() -> None:
+def test_idle_until_ns_predicts_a_wait_for_everyone() -> None:
     asked = context(seed=1)
     load: Generator = TimeLimit(1.0, Stagger(100, READS))
     assert load.idle_until_ns(0) is None  # it has not been asked yet
@@ -225,10 +225,10 @@ def test_when_everyone_waits_is_seen_without_asking() -> None:
 
 
 @given(outer_s=st.floats(0.01, 2.0), inner_s=st.floats(0.01, 2.0), rate=st.floats(1.0, 500.0), seed=st.integers(0, 99))
-def test_limits_within_limits_tell_what_they_would_answer(
+def test_idle_until_ns_of_nested_limits_agrees_with_next(
     outer_s: float, inner_s: float, rate: float, seed: int
 ) -> None:
-    """What a generator says of itself is what it then answers, however deep the pace lies in it."""
+    """`idle_until_ns` is what `next` then returns, however deeply the stagger is nested."""
     asked = context(seed=seed)
     load: Generator = TimeLimit(outer_s, TimeLimit(inner_s, Stagger(rate, READS)))
     told = 0

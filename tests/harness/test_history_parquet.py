@@ -100,7 +100,7 @@ def test_a_cut_history_is_converted_up_to_the_cut_and_an_empty_one_to_no_rows(hi
         ('{"index":99999999999999999999,"time":5,"process":0,"type":"ok","f":"w"}', "'index' does not fit int64"),
     ],
 )
-def test_a_damaged_history_leaves_no_half_file(history, tmp_path, line, message):
+def test_a_damaged_history_leaves_no_partial_file(history, tmp_path, line, message):
     history.write_text(history.read_text() + line + "\n")
     with pytest.raises(HistoryError, match=message):
         write_parquet(history, tmp_path / "h.parquet", RUN)
@@ -108,7 +108,7 @@ def test_a_damaged_history_leaves_no_half_file(history, tmp_path, line, message)
 
 
 @pytest.mark.parametrize("name", ["not UTF-8 \udcff", "a%20b?#c", "s3:x"])
-def test_any_name_of_a_directory_will_do(history, tmp_path, name):
+def test_parquet_is_written_in_directories_with_unusual_names(history, tmp_path, name):
     place = tmp_path / name
     place.mkdir()
     assert write_parquet(history, place / "h.parquet", RUN) == len(EVENTS)
@@ -116,13 +116,13 @@ def test_any_name_of_a_directory_will_do(history, tmp_path, name):
     assert [path.name for path in place.iterdir()] == ["h.parquet"]
 
 
-def test_a_place_that_cannot_be_written_is_one_line(history, tmp_path):
+def test_a_path_that_cannot_be_written_is_reported_in_one_line(history, tmp_path):
     with pytest.raises(HistoryWriteError, match=r"cannot write .*h\.parquet: ") as caught:
         write_parquet(history, tmp_path / "missing" / "h.parquet", RUN)
     assert "\n" not in str(caught.value)
 
 
-def test_an_identity_needs_a_time_zone_and_a_seed_that_fits():
+def test_an_identity_needs_a_time_zone_and_a_64_bit_seed():
     with pytest.raises(ValueError, match="time zone"):
         RunIdentity.of(TEST, run_id="r", started_at=datetime(2026, 1, 1))
     with pytest.raises(ValueError, match="64-bit"):
@@ -146,7 +146,7 @@ def test_an_identity_needs_a_time_zone_and_a_seed_that_fits():
         ({"nemesis": (), "nemesis_schedule": "schedules/cut-leader.json"}, "schedule=cut-leader.json"),
     ],
 )
-def test_faults_have_one_name_in_parquet_and_in_the_tables(options, faults):
+def test_parquet_and_spark_tables_name_the_faults_alike(options, faults):
     pytest.importorskip("pandas", reason="the spark extra is not installed")
     from spark_analysis.outcomes import outcome_of_test
 
@@ -157,7 +157,7 @@ def test_faults_have_one_name_in_parquet_and_in_the_tables(options, faults):
     assert identity.test_name == outcome["test_name"] == test.name
 
 
-def test_no_changed_byte_of_a_page_is_read_without_a_word(history, tmp_path):
+def test_every_flipped_bit_of_a_page_is_detected_or_harmless(history, tmp_path):
     path = tmp_path / "h.parquet"
     write_parquet(history, path, RUN)
     whole = path.read_bytes()
@@ -166,7 +166,7 @@ def test_no_changed_byte_of_a_page_is_read_without_a_word(history, tmp_path):
     for number in range(group.num_columns):
         chunk = group.column(number)
         assert (chunk.dictionary_page_offset or chunk.data_page_offset) == seen  # no byte lies between them
-        # With another column: that a page has fewer values than it had is seen by the others.
+        # With another column: a page with too few values is noticed only beside another one.
         names = [chunk.path_in_schema, group.column((number or group.num_columns) - 1).path_in_schema]
         before = pq.ParquetFile(path).read(names)
         for at in range(seen, seen + chunk.total_compressed_size):

@@ -1,4 +1,4 @@
-"""The running history: what is written is what is read, misuse and full disks are told apart."""
+"""Writing and reading a history; misuse and full disks raise different errors."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ JSON = st.recursive(
 
 
 class Clock:
-    """Nanoseconds that pass only when told."""
+    """A clock in nanoseconds that only the test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -47,7 +47,7 @@ def fault(f, kind, ident="f1", **value):
 
 
 @given(operations=st.lists(st.tuples(st.text(min_size=1), JSON, JSON, *[st.none() | st.text()] * 3)))
-def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
+def test_read_history_returns_the_events_that_were_written(tmp_path_factory, operations):
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     returned = []
     with HistoryWriter(path, Clock()) as writer:
@@ -64,7 +64,7 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
     assert [event["index"] for event in expected] == list(range(len(expected)))
 
 
-def test_append_leaves_the_given_event_alone_and_adds_index_and_time(tmp_path):
+def test_append_adds_index_and_time_without_changing_the_given_event(tmp_path):
     clock = Clock()
     clock.now_ns = 42
     with HistoryWriter(tmp_path / "h", clock) as writer:
@@ -89,7 +89,7 @@ def test_append_leaves_the_given_event_alone_and_adds_index_and_time(tmp_path):
         ([invoke(value=10**5000)], "holds what JSON cannot"),
     ],
 )
-def test_misuse_is_the_harness_s_own_error_and_is_not_recorded(tmp_path, events, message):
+def test_misuse_raises_a_harness_error_and_is_not_recorded(tmp_path, events, message):
     with HistoryWriter(tmp_path / "h", Clock()) as writer:
         for event in events[:-1]:
             writer.append(event)
@@ -99,14 +99,14 @@ def test_misuse_is_the_harness_s_own_error_and_is_not_recorded(tmp_path, events,
     assert len(list(read_history(tmp_path / "h"))) == len(events) - 1
 
 
-def test_the_nemesis_may_overlap_its_faults(tmp_path):
+def test_faults_of_the_nemesis_may_overlap(tmp_path):
     with HistoryWriter(tmp_path / "h", Clock()) as writer:
         for event in (fault("inject", "invoke"), fault("inject", "invoke", "f2"), fault("heal", "info", "f9")):
             writer.append(event)
     assert len(list(read_history(tmp_path / "h"))) == 3
 
 
-def test_events_reach_the_file_by_count_by_flush_and_by_time(tmp_path, monkeypatch):
+def test_events_are_flushed_by_count_by_time_and_on_request(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FLUSH_EVENTS", 4)
     monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.01)
     path = tmp_path / "h"
@@ -137,7 +137,7 @@ def test_events_reach_the_file_by_count_by_flush_and_by_time(tmp_path, monkeypat
         writer.append(invoke(6))
 
 
-def test_an_existing_or_impossible_file_is_refused(tmp_path):
+def test_an_existing_file_and_a_missing_directory_are_refused(tmp_path):
     (tmp_path / "h").write_text("precious")
     with pytest.raises(HistoryWriteError, match="File exists"):
         HistoryWriter(tmp_path / "h", Clock())
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_grow_gives_one_clear_error_and_stays_readable(tmp_pa
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this machine has no /dev/full")
-def test_an_error_met_by_the_timer_is_told_at_the_end(tmp_path, monkeypatch):
+def test_a_write_error_of_the_flush_timer_is_raised_by_close(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.001)
 
     async def run():
@@ -199,7 +199,7 @@ def test_an_error_met_by_the_timer_is_told_at_the_end(tmp_path, monkeypatch):
         os.close(full)
         writer.append(invoke())
         async with asyncio.timeout(10):
-            while writer._fd is not None:  # noqa: ASYNC110 (the timer tells nobody)
+            while writer._fd is not None:  # noqa: ASYNC110 (the timer has no event to wait for)
                 await asyncio.sleep(0.001)
         with pytest.raises(HistoryWriteError, match="No space left"):
             writer.close()
@@ -223,13 +223,13 @@ def test_a_last_line_cut_anywhere_is_dropped_and_reported(tmp_path, kept):
     assert (reader.truncated, reader.events, reader.dropped) == (True, 1, GOOD[:kept][:80])
 
 
-def test_a_whole_last_line_without_its_line_end_counts(tmp_path):
+def test_a_complete_last_line_without_a_newline_is_read(tmp_path):
     reader = read_history(write_lines(tmp_path / "h", GOOD, GOOD, end=""))
     assert len(list(reader)) == 2
     assert not reader.truncated
 
 
-def test_a_tail_of_zero_bytes_counts_as_cut(tmp_path):
+def test_a_tail_of_zero_bytes_counts_as_truncated(tmp_path):
     reader = read_history(write_lines(tmp_path / "h", GOOD, b"\0" * 4096, end=""))
     assert len(list(reader)) == 1
     assert reader.truncated
@@ -263,7 +263,7 @@ def test_an_empty_history_has_no_events(tmp_path):
         (GOOD.replace('"process":0', '"process":"p"'), "a process is a number"),
     ],
 )
-def test_a_damaged_line_in_the_middle_is_named(tmp_path, line, reason):
+def test_a_damaged_line_in_the_middle_is_reported_with_its_number(tmp_path, line, reason):
     path = write_lines(tmp_path / "h", GOOD, line, GOOD)
     with pytest.raises(HistoryError, match=reason) as caught:
         list(read_history(path))
@@ -271,12 +271,12 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path, line, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_history_is_one_line(tmp_path):
+def test_a_missing_history_cannot_be_read(tmp_path):
     with pytest.raises(HistoryError, match=r"cannot read .*nothing: No such file"):
         list(read_history(tmp_path / "nothing"))
 
 
-def test_events_share_their_words_up_to_a_bound(tmp_path, monkeypatch):
+def test_events_share_equal_strings_up_to_a_bound(tmp_path, monkeypatch):
     path = tmp_path / "history.jsonl"
     line = '{"time":1,"process":0,"type":"ok","f":"%s","node":"n1"}\n'
     path.write_text("".join(line % f for f in ("read", "read", "write", "write")))
@@ -289,14 +289,14 @@ def test_events_share_their_words_up_to_a_bound(tmp_path, monkeypatch):
     assert [event["f"] for event in events] == ["read", "read", "write", "write"]
 
 
-def test_a_line_without_end_does_not_fill_memory(tmp_path, monkeypatch):
+def test_an_overlong_line_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
     path = write_lines(tmp_path / "h", GOOD, "x" * 5000)
     with pytest.raises(HistoryError, match=":2: the line is longer than 1000 bytes"):
         list(read_history(path))
 
 
-def test_the_live_numbers_follow_the_history(tmp_path):
+def test_live_stats_follow_the_history(tmp_path):
     clock = Clock()
     with HistoryWriter(tmp_path / "h", clock) as writer:
         for number in range(10):
@@ -314,7 +314,7 @@ def test_the_live_numbers_follow_the_history(tmp_path):
         assert stats.latency_quantiles_ns((0.5, 1.0)) == [5_000_000, 9_000_000]
 
 
-def test_the_faults_in_force_and_their_proof(tmp_path):
+def test_live_stats_have_the_faults_in_force_and_their_proof(tmp_path):
     with HistoryWriter(tmp_path / "h", Clock()) as writer:
         states = []
         for event in (
@@ -338,7 +338,7 @@ def test_the_faults_in_force_and_their_proof(tmp_path):
 
 
 @given(st.lists(st.integers(0, 400_000_000_000), max_size=60).map(sorted), st.integers(1, RATE_SECONDS - 1))
-def test_rates_agree_with_counting(times_ns, seconds):
+def test_rates_agree_with_a_count_of_each_second(times_ns, seconds):
     stats = LiveStats()
     for time_ns in times_ns:
         stats.completion("ok", 0, time_ns)

@@ -1,4 +1,4 @@
-"""The pages in headless Chromium: they open without an error, nothing is out of reach at 400 pixels, the replay plays.
+"""The pages in headless Chromium: they open without an error, fit into 400 pixels, and the replay plays.
 
 Needs the distribution's Chromium and the extra `browser` (Playwright's package, without its browsers).
 """
@@ -50,7 +50,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def look(browser: Any) -> Iterator[Callable[..., Any]]:
-    """A function that opens an address at a width; what the browser complains of fails the test."""
+    """A function that opens an address at a width; an error on the browser's console fails the test."""
     contexts = []
     complaints: list[str] = []
 
@@ -72,7 +72,7 @@ def look(browser: Any) -> Iterator[Callable[..., Any]]:
 def until(page: Any, condition: str, within_s: float = 10) -> None:
     """Wait until an expression holds on the page.
 
-    Asked from here again and again: the page's own policy forbids what `wait_for_function` does to ask by itself.
+    Polled from here, because the page's content security policy forbids what `wait_for_function` does.
     """
     deadline = time.monotonic() + within_s
     while not page.evaluate(condition):
@@ -90,7 +90,9 @@ def overflow_px(page: Any) -> int:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_pages_of_a_store(store: Store, serve: Callable[..., Client], look: Callable[..., Any], width: int) -> None:
+def test_the_pages_of_a_store_fit_narrow_and_wide_windows(
+    store: Store, serve: Callable[..., Client], look: Callable[..., Any], width: int
+) -> None:
     runs = [
         make_run(store, minutes, name="broker-register-" + "x" * 40, valid=False, reason="y" * 200)
         for minutes in (0, 1)
@@ -107,19 +109,21 @@ def test_the_pages_of_a_store(store: Store, serve: Callable[..., Client], look: 
     assert page.locator("#runs tr:visible").count() == 1
 
 
-def test_a_live_page_comes_to_the_verdict(store: Store, serve: Callable[..., Client], look: Callable[..., Any]) -> None:
-    at_work = store.create("t")
-    at_work.write_test({"cluster": "sim"})
+def test_a_live_page_shows_the_verdict_when_the_run_ends(
+    store: Store, serve: Callable[..., Client], look: Callable[..., Any]
+) -> None:
+    run = store.create("t")
+    run.write_test({"cluster": "sim"})
     client = serve()
-    page = look(f"http://127.0.0.1:{client.port}/runs/{at_work.name}/live")
+    page = look(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
     until(page, "document.getElementById('time').textContent === '0.0 s'")
-    at_work.write_results({"valid": "unknown", "reason": "<b>who knows</b>"})
-    at_work.finish()
+    run.write_results({"valid": "unknown", "reason": "<b>who knows</b>"})
+    run.finish()
     page.wait_for_selector("#verdict.unknown")
     assert page.inner_text("#reason") == "<b>who knows</b>"
 
 
-def test_what_a_dark_browser_prints_can_be_read(
+def test_pages_in_dark_mode_print_with_dark_ink(
     store: Store, serve: Callable[..., Client], look: Callable[..., Any], report_path: Path
 ) -> None:
     name = make_run(store).name
@@ -134,7 +138,7 @@ def test_what_a_dark_browser_prints_can_be_read(
 
 @pytest.fixture
 def watch(browser: Any) -> Iterator[Callable[[str], Any]]:
-    """A function that opens an address whose server may go: what the browser says of that is no complaint."""
+    """A function that opens an address whose server may stop: only errors of the page's script fail the test."""
     contexts, errors = [], []
 
     def open_page(address: str) -> Any:
@@ -150,16 +154,16 @@ def watch(browser: Any) -> Iterator[Callable[[str], Any]]:
     assert errors == []
 
 
-def at_work(store: Store) -> RunDir:
+def create_running_run(store: Store) -> RunDir:
     run = store.create("t")
     run.write_test({"cluster": "sim"})
     return run
 
 
-def test_a_live_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(
+def test_a_live_page_reports_a_lost_server_and_resumes_when_it_returns(
     store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
 ) -> None:
-    run = at_work(store)
+    run = create_running_run(store)
     client = serve()
     page = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
     until(page, "document.getElementById('time').textContent === '0.0 s'")
@@ -176,10 +180,10 @@ def test_a_live_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(
     page.wait_for_selector("#verdict.valid")
 
 
-def test_a_live_page_whose_view_is_refused_says_so_and_has_its_turn(
+def test_a_live_page_beyond_the_stream_limit_says_so_and_retries(
     store: Store, serve: Callable[..., Client], watch: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = at_work(store)
+    run = create_running_run(store)
     address = f"http://127.0.0.1:{serve().port}/runs/{run.name}/live"
     monkeypatch.setattr(app, "MAX_STREAMS", 0)
     page = watch(address)
@@ -191,10 +195,10 @@ def test_a_live_page_whose_view_is_refused_says_so_and_has_its_turn(
     assert page.inner_text("#verdict").lower() == "unfinished"
 
 
-def test_a_live_page_of_a_run_that_is_removed_says_so(
+def test_a_live_page_of_a_removed_run_says_so(
     store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
 ) -> None:
-    run = at_work(store)
+    run = create_running_run(store)
     client = serve()
     page = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
     other = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
@@ -209,10 +213,10 @@ def test_a_live_page_of_a_run_that_is_removed_says_so(
     until(other, "document.getElementById('lost').textContent.startsWith('The server does not have this run.')")
 
 
-def test_a_live_page_says_that_the_server_is_silent(
+def test_a_live_page_reports_a_silent_server_and_resumes(
     store: Store, serve: Callable[..., Client], watch: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = at_work(store)
+    run = create_running_run(store)
     page = watch(f"http://127.0.0.1:{serve().port}/runs/{run.name}/live")
     until(page, "document.getElementById('time').textContent === '0.0 s'")
     is_silent, read_on = threading.Event(), HistoryTail.read_on
@@ -233,7 +237,7 @@ def test_a_live_page_says_that_the_server_is_silent(
     assert page.inner_text("#verdict").lower() == "running"
 
 
-def test_the_page_of_started_runs_stays_when_the_server_is_gone(
+def test_the_page_of_started_runs_survives_a_restart_of_the_server(
     store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
 ) -> None:
     launcher = Launcher(store.root)
@@ -272,7 +276,7 @@ BEYOND_THE_EDGE = """() => [...document.querySelectorAll("main *")].filter(each 
     const box = each.getBoundingClientRect();
     return box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
 }).map(each => each.outerHTML.slice(0, 200))"""
-"""What is neither within the page's width nor within something that scrolls or cuts it on purpose (a zoomed chart)."""
+"""Elements beyond the page's width that no element around them scrolls or clips on purpose, as a zoomed chart does."""
 
 
 @pytest.fixture
@@ -290,7 +294,7 @@ def report_path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_of_a_report_is_out_of_reach(
+def test_a_report_fits_the_window_and_no_label_is_cut(
     report_path: Path, look: Callable[..., Any], width: int, scheme: str
 ) -> None:
     page = look(f"file://{report_path}", width, scheme)
@@ -314,7 +318,7 @@ BROKEN_WORDS = """() => {
   }
   return broken;
 }"""
-"""Words of headers that are on more than one line."""
+"""Words of table headers that are broken over several lines."""
 
 
 @pytest.fixture
@@ -352,7 +356,9 @@ def fleet_path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 700])
-def test_a_report_over_many_runs_is_readable(fleet_path: Path, look: Callable[..., Any], width: int) -> None:
+def test_a_fleet_report_fits_the_window_and_breaks_no_header_word(
+    fleet_path: Path, look: Callable[..., Any], width: int
+) -> None:
     page = look(f"file://{fleet_path}", width)
     assert overflow_px(page) <= 0
     assert page.evaluate(BEYOND_THE_EDGE) == []
@@ -362,7 +368,7 @@ def test_a_report_over_many_runs_is_readable(fleet_path: Path, look: Callable[..
     assert page.evaluate(BROKEN_WORDS) == []
 
 
-def test_the_charts_say_what_happened_where_they_are_pointed_at(report_path: Path, look: Callable[..., Any]) -> None:
+def test_hovering_over_a_chart_shows_what_happened_at_that_time(report_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{report_path}")
     assert not page.locator(".readout").is_visible()
     chart = page.locator(".panel.latency .drawing").first
@@ -376,7 +382,7 @@ def test_the_charts_say_what_happened_where_they_are_pointed_at(report_path: Pat
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_part_of_the_run_is_looked_at_from_near(report_path: Path, look: Callable[..., Any], width: int) -> None:
+def test_dragging_over_a_chart_zooms_into_that_range(report_path: Path, look: Callable[..., Any], width: int) -> None:
     page = look(f"file://{report_path}", width)
     chart = page.locator(".panel.latency .drawing").first
     chart.scroll_into_view_if_needed()
@@ -397,7 +403,7 @@ def test_a_part_of_the_run_is_looked_at_from_near(report_path: Path, look: Calla
     for _ in range(12):
         page.keyboard.press("+")
     begin, end = (float(word.removesuffix(" s")) for word in page.inner_text(".range").split(" to "))
-    assert 0 < end - begin < 3, "and no nearer than there is something to see"
+    assert 0 < end - begin < 3, "the zoom is limited"
     page.keyboard.press("ArrowRight")
     assert page.locator(".readout").is_visible()
     page.keyboard.press("Escape")
@@ -405,7 +411,7 @@ def test_a_part_of_the_run_is_looked_at_from_near(report_path: Path, look: Calla
     assert chart.locator("svg").first.bounding_box()["width"] == pytest.approx(box["width"], abs=1)
 
 
-def test_the_charts_are_there_without_script(report_path: Path, browser: Any) -> None:
+def test_the_charts_are_visible_without_javascript(report_path: Path, browser: Any) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(f"file://{report_path}")
     assert page.locator(".panel.latency .dots").count() > 0
@@ -421,7 +427,9 @@ def click_at(page: Any, canvas: str, x: float, y: float) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_what_is_clicked_in_a_replay_shows_its_content(replay_path: Path, look: Callable[..., Any], width: int) -> None:
+def test_clicking_a_host_or_message_in_a_replay_shows_its_details(
+    replay_path: Path, look: Callable[..., Any], width: int
+) -> None:
     page = look(f"file://{replay_path}", width)
     page.select_option("#jump", label="0.010 s n1 leads term 1")
     while "n1 sends n2 append" not in page.inner_text("#content"):
@@ -441,7 +449,7 @@ def test_what_is_clicked_in_a_replay_shows_its_content(replay_path: Path, look: 
     until(page, "document.getElementById('what').textContent === 'Now'")
 
 
-def test_an_operation_that_is_clicked_shows_its_content(replay_path: Path, look: Callable[..., Any]) -> None:
+def test_clicking_an_operation_in_a_replay_shows_its_details(replay_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{replay_path}")
     until_clock(page, "0.042000")
     box = page.locator("#near").bounding_box()
@@ -454,7 +462,7 @@ def test_an_operation_that_is_clicked_shows_its_content(replay_path: Path, look:
     assert "never completed" in page.inner_text("#content")
 
 
-def test_a_replay_jumps_to_its_violation_from_anywhere(replay_path: Path, look: Callable[..., Any]) -> None:
+def test_a_replay_can_jump_to_its_violation(replay_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{replay_path}")
     page.select_option("#jump", label="0.005 s f1 partition leader")
     until_clock(page, "0.005000")
@@ -463,7 +471,7 @@ def test_a_replay_jumps_to_its_violation_from_anywhere(replay_path: Path, look: 
     assert "91 was stale" in page.inner_text("#content .violation")
 
 
-def test_the_replay_of_a_part_ends_where_the_part_does(run: Any, tmp_path: Path, look: Callable[..., Any]) -> None:
+def test_a_partial_replay_begins_and_ends_with_its_range(run: Any, tmp_path: Path, look: Callable[..., Any]) -> None:
     path = tmp_path / "part.html"
     path.write_text(replay_page(collect_replay(run, from_ns=45_000_000, to_ns=55_000_000)))
     page = look(f"file://{path}")
@@ -471,7 +479,7 @@ def test_the_replay_of_a_part_ends_where_the_part_does(run: Any, tmp_path: Path,
     assert "in force: f1 partition leader" in page.inner_text("#content")
     jumps = page.locator("#jump option").all_inner_texts()
     assert jumps == ["…"], (
-        "the election, the fault's beginning and the violation are before it, the fault's end after it"
+        "the election, the fault's beginning and the violation are before the range, the fault's end after it"
     )
     for moment in ("0.050000", "0.051000", "0.051000"):
         page.keyboard.press("ArrowRight")
@@ -491,7 +499,7 @@ def test_a_replay_lasts_until_the_last_operation_has_ended(run: Any, tmp_path: P
     until_clock(page, "2.000000")
 
 
-def test_a_replay_is_stepped_through_searched_and_played(replay_path: Path, look: Callable[..., Any]) -> None:
+def test_a_replay_can_be_stepped_searched_and_played(replay_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{replay_path}")
 
     def wait_for(clock: str, text: str) -> None:

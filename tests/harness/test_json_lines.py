@@ -1,4 +1,4 @@
-"""Clients that are programs: their messages, and everything that one can do wrong."""
+"""Clients that are programs: their messages, and every mistake that they can make."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ for line in sys.stdin:
 
 
 class NamedHost:
-    """What a client asks of its host."""
+    """The part of a host that a client uses."""
 
     name = "n1"
     port_names = ("client",)
@@ -60,8 +60,8 @@ class NamedHost:
         return self._address
 
 
-def prepared(client_class: type[ProgramClient], *, address: str = "127.0.0.1:1", timeout_s: float = 10.0) -> Any:
-    """Makes clients as a system does."""
+def client_factory(client_class: type[ProgramClient], *, address: str = "127.0.0.1:1", timeout_s: float = 10.0) -> Any:
+    """A function that creates clients as a system does."""
     numbers = iter(range(1_000_000))
 
     def new() -> ProgramClient:
@@ -74,26 +74,26 @@ def prepared(client_class: type[ProgramClient], *, address: str = "127.0.0.1:1",
     return new
 
 
-def written(folder: Path, invoke: str) -> list[str]:
+def write_client(folder: Path, invoke: str) -> list[str]:
     path = folder / "client.py"
     path.write_text(LOOP.replace("{invoke}", invoke.replace("\n", "\n        ")))
     return [sys.executable, str(path)]
 
 
-def driven(words: list[str], *, f: str = "generate", operations: int = 3, timeout_s: float = 20.0) -> InProcessRun:
-    """The operations of one logical client."""
+def drive(words: list[str], *, f: str = "generate", operations: int = 3, timeout_s: float = 20.0) -> InProcessRun:
+    """Run operations of one logical client."""
     client_class = program_class(shlex.join(words), words, ["generate", "read", "write"])
     workload = UniqueIdsWorkload() if f == "generate" else ClientRegisterWorkload()
     return run_in_process(
         workload,
-        prepared(client_class, timeout_s=timeout_s),
+        client_factory(client_class, timeout_s=timeout_s),
         operations=operations,
         concurrency=1,
         operation_timeout_s=timeout_s + 10,
     )
 
 
-def ends(done: InProcessRun) -> list[tuple[str, str]]:
+def completions(done: InProcessRun) -> list[tuple[str, str]]:
     return [(event["type"], event.get("error", "")) for event in done.events if event["type"] != "invoke"]
 
 
@@ -104,14 +104,14 @@ kind = kinds.pop(0)
 told = {"value": [os.getpid(), os.environ["MARKED"]]} if kind == "ok" else {"error": "because of " + kind}
 say(type=kind, **told)
 """
-    done = driven(written(tmp_path, in_turn), operations=4)
-    assert [kind for kind, _ in ends(done)] == ["ok", "fail", "info", "ok"]
+    done = drive(write_client(tmp_path, in_turn), operations=4)
+    assert [kind for kind, _ in completions(done)] == ["ok", "fail", "info", "ok"]
     assert [event["error"] for event in done.events if "error" in event] == [
         "Refused: because of fail",
         "generate: ProgramError: because of info",
     ]
     ids = [event["value"][0] for event in done.events if event["type"] == "ok"]
-    assert ids[0] != ids[1]  # after `info` another logical client goes on, in a program of its own
+    assert ids[0] != ids[1]  # after `info` a new logical client continues, in a new program
     assert not any(_runs(pid) for pid in ids)
 
 
@@ -123,11 +123,11 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def test_what_open_says(tmp_path: Path) -> None:
-    words = written(tmp_path, 'say(type="ok", value=opened)')
+def test_the_open_message_has_host_addresses_settings_and_timeout(tmp_path: Path) -> None:
+    words = write_client(tmp_path, 'say(type="ok", value=opened)')
     path = Path(words[1])
     path.write_text(path.read_text().replace("    else:\n", "    else:\n        opened = message\n"))
-    done = driven(words, operations=1)
+    done = drive(words, operations=1)
     assert done.events[1]["value"] == {
         "id": 2, "type": "open", "process": 0, "host": "n1", "timeout_ms": 19000,
         "addresses": {"client": {"n1": "127.0.0.1:1"}}, "settings": {"read": "any"},
@@ -142,15 +142,15 @@ def test_what_open_says(tmp_path: Path) -> None:
         ("os.kill(os.getpid(), 9)", "info", "ended with status -9"),
     ],
 )
-def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
+def test_when_a_program_ends_its_read_fails_and_its_write_is_indeterminate(
     tmp_path: Path, invoke: str, kind: str, said: str
 ) -> None:
-    words = written(tmp_path, invoke)
-    done = driven(words)
-    assert all(each == kind and said in error and str(tmp_path) in error for each, error in ends(done))
-    assert not any(".py:" in error for _, error in ends(done)), "no line of the harness is blamed"
+    words = write_client(tmp_path, invoke)
+    done = drive(words)
+    assert all(each == kind and said in error and str(tmp_path) in error for each, error in completions(done))
+    assert not any(".py:" in error for _, error in completions(done)), "no line of the harness is named"
     assert done.unexpected_errors == {}
-    both = driven(words, f="register", operations=12)
+    both = drive(words, f="register", operations=12)
     assert {(e["f"], e["type"]) for e in both.events if e["type"] != "invoke"} == {("read", "fail"), ("write", "info")}
 
 
@@ -170,35 +170,35 @@ def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
         ('say(type="ok", value=None)', "generate returned None"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
+def test_a_malformed_answer_is_a_client_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: str, said: str
 ) -> None:
     monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1 << 20)
-    done = driven(written(tmp_path, invoke), operations=2)
-    assert any(said in text for text in done.unexpected_errors), done.unexpected_errors or ends(done)
-    assert "info" in {kind for kind, _ in ends(done)}
+    done = drive(write_client(tmp_path, invoke), operations=2)
+    assert any(said in text for text in done.unexpected_errors), done.unexpected_errors or completions(done)
+    assert "info" in {kind for kind, _ in completions(done)}
 
 
-def test_a_read_without_a_value_is_a_mistake_of_the_client_and_one_of_null_is_not(tmp_path: Path) -> None:
-    words = written(tmp_path, 'say(type="ok")')
-    done = driven(words, f="register", operations=12)
+def test_the_answer_to_a_read_needs_a_value_which_may_be_null(tmp_path: Path) -> None:
+    words = write_client(tmp_path, 'say(type="ok")')
+    done = drive(words, f="register", operations=12)
     [(text, _)] = done.unexpected_errors.items()
     assert text.startswith(f"ClientMistake: client program {shlex.join(words)!r} answered read with ok and no")
     assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
     assert {event["type"] for event in done.events if event["f"] == "write"} == {"invoke", "ok"}
-    null = driven(written(tmp_path, 'say(type="ok", value=None)'), f="register", operations=12)
-    assert null.unexpected_errors == {} and not null.valid  # what was written is gone
+    null = drive(write_client(tmp_path, 'say(type="ok", value=None)'), f="register", operations=12)
+    assert null.unexpected_errors == {} and not null.valid  # written values are lost
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [("'7'", "'7' of type str"), ("True", "True of type bool"), ('{"value": 7}', "{'value': 7} of type dict")],
 )
-def test_a_number_of_another_type_is_a_mistake_of_the_program_which_is_named(
+def test_a_value_of_the_wrong_type_is_a_client_mistake_that_names_the_program(
     tmp_path: Path, answer: str, said: str
 ) -> None:
-    words = written(tmp_path, f'say(type="ok", value={answer})')
-    done = driven(words, f="register", operations=12)
+    words = write_client(tmp_path, f'say(type="ok", value={answer})')
+    done = drive(words, f="register", operations=12)
     program = f"(client program {shlex.join(words)!r})"
     due = "it must be a whole number, like the values put in, or None"
     assert list(done.unexpected_errors) == [f"ClientMistake: read returned {said}: {due} {program}"]
@@ -206,7 +206,7 @@ def test_a_number_of_another_type_is_a_mistake_of_the_program_which_is_named(
     assert done.outcomes["linearizable"].valid == "unknown", "no read was answered"
 
 
-def test_the_page_says_which_answers_have_a_value() -> None:
+def test_the_page_lists_the_answers_that_need_a_value() -> None:
     page = (Path(json_lines.__file__).parents[1] / "docs" / "clients-in-any-language.md").read_text()
     table = page.partition("| f | fields |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
@@ -215,16 +215,18 @@ def test_the_page_says_which_answers_have_a_value() -> None:
     assert {name for name, value in told.items() if value and "may be left out" not in value} == json_lines.WITH_VALUE
 
 
-def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+def test_a_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     hang = f"""
 child = subprocess.Popen(["sleep", "600"])
 print(os.getpid(), child.pid, file=open({str(pids)!r}, "w"), flush=True)
 time.sleep(600)
 """
-    done = driven(written(tmp_path, hang), operations=1, timeout_s=5.0)
-    assert [kind for kind, _ in ends(done)] == ["info"]
-    assert "did not answer generate within 4.8 s" in ends(done)[0][1] and str(tmp_path) in ends(done)[0][1]
+    done = drive(write_client(tmp_path, hang), operations=1, timeout_s=5.0)
+    assert [kind for kind, _ in completions(done)] == ["info"]
+    assert (
+        "did not answer generate within 4.8 s" in completions(done)[0][1] and str(tmp_path) in completions(done)[0][1]
+    )
     started = [int(word) for word in pids.read_text().split()]
     assert len(started) == 2
     deadline_s = time.monotonic() + 30
@@ -246,7 +248,7 @@ asyncio.run(main())
 
 
 def test_programs_die_with_a_harness_that_is_killed(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", HARNESS, *written(tmp_path, 'say(type="ok")')]
+    words = [sys.executable, "-c", HARNESS, *write_client(tmp_path, 'say(type="ok")')]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as harness:
         assert harness.stdout is not None
         pid = int(harness.stdout.readline())
@@ -259,7 +261,7 @@ def test_programs_die_with_a_harness_that_is_killed(tmp_path: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it runs; one that only waits for its parent to look has ended."""
+    """Whether the process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -278,15 +280,15 @@ with open({pids!r}, "a") as file:
 
 
 def with_daemon(folder: Path, *, before: str = "for line in sys.stdin:") -> tuple[str, Path]:
-    """The command of a client that starts a sleeper in a session of its own, as daemons do, and where its pid is."""
-    words, pids = written(folder, 'say(type="fail", error="not now")'), folder / "pids"
+    """The command of a client that starts a sleeper in its own session, as daemons do, and the file of the pids."""
+    words, pids = write_client(folder, 'say(type="fail", error="not now")'), folder / "pids"
     path = Path(words[1])
     path.write_text(path.read_text().replace(before, DAEMON.format(pids=str(pids)) + before, 1))
     return shlex.join(words), pids
 
 
 def run_words(folder: Path, command: str, time_limit: str, *more: str) -> tuple[list[str], dict[str, str]]:
-    """A run on this machine with states and everything else below `folder`."""
+    """Command and environment of a run on this machine that keeps all its files below `folder`."""
     words = ["run", "--system", "toy", "--client", command, "--cluster", "local", "--nodes", "1", "--nemesis", "none"]
     words += ["--concurrency", "2", "--time-limit", time_limit, "--store", str(folder / "store"), *more]
     environment = {**os.environ, STATE_DIR_VARIABLE: str(folder / "state"), "TMPDIR": str(folder)}
@@ -300,7 +302,7 @@ def pids_in(path: Path) -> list[int]:
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same name that is of another run."""
+    """A process of the same name that belongs to another run."""
     environment = {**os.environ, RUN_VARIABLE: f"other{os.getpid()}", CLIENT_VARIABLE: f"other{os.getpid()}"}
     with subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True) as process:
         yield process
@@ -308,20 +310,22 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.cluster
-def test_what_a_program_leaves_running_ends_with_the_run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+def test_processes_that_a_client_leaves_running_end_with_the_run(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
     command, pids = with_daemon(tmp_path)
     words, environment = run_words(tmp_path, command, "1")
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "no operation succeeded" in done.stdout, done.stdout + done.stderr
     started = pids_in(pids)
-    assert len(started) >= 3  # when it was tried, and two logical clients
+    assert len(started) >= 3  # one of the trial and two of the logical clients
     assert not [pid for pid in started if _is_alive(pid)]
     assert bystander.poll() is None
     assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
 
 
 @pytest.mark.cluster
-def test_what_a_program_leaves_running_ends_with_a_run_that_cannot_be_tried(tmp_path: Path) -> None:
+def test_processes_that_a_client_leaves_running_end_with_a_refused_run(tmp_path: Path) -> None:
     command, pids = with_daemon(tmp_path)
     words, environment = run_words(tmp_path, command, "1", "--workload", "set")
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
@@ -332,7 +336,7 @@ def test_what_a_program_leaves_running_ends_with_a_run_that_cannot_be_tried(tmp_
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("stage", ["tried", "run"])
-def test_clean_ends_what_a_program_left_running_whose_harness_was_killed(
+def test_clean_kills_the_processes_of_clients_whose_harness_was_killed(
     tmp_path: Path, bystander: subprocess.Popen[bytes], stage: str
 ) -> None:
     command, pids = with_daemon(tmp_path)
@@ -356,7 +360,7 @@ def test_clean_ends_what_a_program_left_running_whose_harness_was_killed(
     assert bystander.poll() is None
 
 
-def test_what_clients_left_running_is_ended_however_a_block_ends(tmp_path: Path) -> None:
+def test_marked_clients_kills_leftover_processes_however_the_block_ends(tmp_path: Path) -> None:
     for error in (None, ValueError, KeyboardInterrupt):
         state = RunState.create(f"jl{os.getpid()}", state_root=str(tmp_path / "state"))
         with contextlib.suppress(ValueError, KeyboardInterrupt), marked_clients(state) as environment:
@@ -367,7 +371,7 @@ def test_what_clients_left_running_is_ended_however_a_block_ends(tmp_path: Path)
         assert state.close()
 
 
-def test_what_does_not_end_stays_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_killed_stays_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_processes, "kill_until_gone", lambda find, *, timeout_s: [])
     state = RunState.create(f"jl{os.getpid()}", state_root=str(tmp_path / "state"))
     with marked_clients(state) as environment:
@@ -387,10 +391,10 @@ def test_what_does_not_end_stays_on_record(tmp_path: Path, monkeypatch: pytest.M
         ('say(type="ok", value="7")', "read returned '7' of type"),
     ],
 )
-def test_a_mistake_of_a_program_makes_the_verdict_unknown_and_is_told_with_its_name(
+def test_a_client_mistake_makes_the_verdict_unknown_and_names_the_program(
     tmp_path: Path, answer: str, said: str
 ) -> None:
-    command = shlex.join(written(tmp_path, answer))
+    command = shlex.join(write_client(tmp_path, answer))
     words, environment = run_words(tmp_path, command, "1")
     done = subprocess.run(
         words, env={**environment, "COLUMNS": "2000"}, capture_output=True, text=True, timeout=300
@@ -416,18 +420,18 @@ def test_a_mistake_of_a_program_makes_the_verdict_unknown_and_is_told_with_its_n
         ("import time; time.sleep(600)", "did not answer hello within 3.0 s"),
     ],
 )
-def test_a_command_is_tried_before_a_run(
+def test_a_client_command_that_fails_its_trial_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
 ) -> None:
     monkeypatch.setattr(json_lines, "START_TIMEOUT_S", 3.0)
     path = tmp_path / "client.py"
-    path.write_text(f"input()\n{source}")  # what comes before the question answers none
+    path.write_text(f"input()\n{source}")  # so that it answers only after the hello
     with pytest.raises(OperatorError) as caught:
         client_program(f"{sys.executable} {path}")
     assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_command_that_there_is_not() -> None:
+def test_a_client_command_that_cannot_be_run_or_parsed_is_refused() -> None:
     with pytest.raises(OperatorError, match="--client: '/no/such-program -x' cannot be run: No such file or directory"):
         client_program("/no/such-program -x")
     for command in ("", "unclosed 'quote"):
@@ -435,13 +439,13 @@ def test_a_command_that_there_is_not() -> None:
             client_program(command)
 
 
-def test_its_methods_are_what_it_said_it_can(tmp_path: Path) -> None:
-    made = client_program(shlex.join(written(tmp_path, 'say(type="ok")')))
+def test_a_client_has_the_methods_that_its_program_announced(tmp_path: Path) -> None:
+    made = client_program(shlex.join(write_client(tmp_path, 'say(type="ok")')))
     assert all(hasattr(made, name) for name in ("read", "write", "generate")) and not hasattr(made, "cas")
 
 
-def test_the_command_line_blames_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = shlex.join(written(tmp_path, 'say(type="ok")'))
+def test_bad_client_options_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = shlex.join(write_client(tmp_path, 'say(type="ok")'))
     for words, said in (
         (["--system", "broker", "--client", command], "--client: system broker has its own clients"),
         (["--system", "toy", "--client", command, "--workload", "set"], "workload set needs the methods add, members"),
@@ -458,7 +462,7 @@ def test_the_command_line_blames_in_one_line(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.fixture
 def toy_address() -> Iterator[str]:
-    """The toy's server on a free port."""
+    """The address of a running toy server."""
     port = free_port()
     server = subprocess.Popen([sys.executable, toy_server.__file__, "127.0.0.1", str(port)])
     try:
@@ -477,14 +481,18 @@ def toy_address() -> Iterator[str]:
 def check_example(command: str, address: str) -> None:
     made = client_program(command)
     done = run_in_process(
-        ClientRegisterWorkload(), prepared(made, address=address, timeout_s=60.0), operations=200, concurrency=2,
+        ClientRegisterWorkload(), client_factory(made, address=address, timeout_s=60.0), operations=200, concurrency=2,
         operation_timeout_s=90.0,
     )  # fmt: skip
     assert done.valid, (done.unexpected_errors, done.outcomes)
     assert {event["type"] for event in done.events} == {"invoke", "ok"}
     assert any(event["f"] == "read" and event["type"] == "ok" and event["value"] is not None for event in done.events)
     nowhere = run_in_process(
-        ClientRegisterWorkload(), prepared(made, timeout_s=60.0), operations=2, concurrency=1, operation_timeout_s=90.0
+        ClientRegisterWorkload(),
+        client_factory(made, timeout_s=60.0),
+        operations=2,
+        concurrency=1,
+        operation_timeout_s=90.0,
     )
     assert {event["type"] for event in nowhere.events} == {"invoke", "fail"}
 
@@ -513,14 +521,14 @@ def test_the_example_in_java(toy_address: str, tmp_path: Path) -> None:
     check_example(f"java -cp {tmp_path} ToyClient", toy_address)
 
 
-def test_the_host_that_answered_stands_beside_what_succeeded(tmp_path: Path) -> None:
+def test_a_successful_operation_records_the_node_that_answered(tmp_path: Path) -> None:
     answer = 'say(type="ok", value=message["id"], node=["n1", None][message["id"] % 2])'
-    done = driven(written(tmp_path, answer), operations=2)
+    done = drive(write_client(tmp_path, answer), operations=2)
     assert [event.get("node") for event in done.events if event["type"] == "ok"] in (["n1", None], [None, "n1"])
 
 
-def test_who_answered_before_is_not_said_to_have_answered_what_failed(tmp_path: Path) -> None:
+def test_a_failed_operation_does_not_inherit_the_node_of_an_earlier_one(tmp_path: Path) -> None:
     answer = 'say(type="ok", value=1, node="n1") if message["id"] == 3 else say(type="fail", error="no", node="n1")'
-    done = driven(written(tmp_path, answer), operations=2)
+    done = drive(write_client(tmp_path, answer), operations=2)
     ended = [(event["type"], event.get("node")) for event in done.events if event["type"] != "invoke"]
     assert ended == [("ok", "n1"), ("fail", None)]

@@ -1,4 +1,4 @@
-"""The verdict: what makes a run invalid, what keeps it from being valid, and in what order they count."""
+"""The verdict: what makes a run invalid, what keeps it from being valid, and which of them takes precedence."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def fault(
     return events
 
 
-def test_valid_needs_everything() -> None:
+def test_a_run_without_doubts_is_valid() -> None:
     results = judge(make_test(), VALID, [*operations(), *fault()], Observed())
     assert results["valid"] is True
     assert results["ops"] == {"invoke": 1, "ok": 1, "fail": 0, "info": 0}
@@ -126,13 +126,13 @@ def test_valid_needs_everything() -> None:
         ),
     ],
 )
-def test_unknown_says_why(events: list[dict[str, Any]], observed: Observed, word: str) -> None:
+def test_an_unknown_verdict_gives_its_reason(events: list[dict[str, Any]], observed: Observed, word: str) -> None:
     results = judge(make_test(), VALID, events, observed)
     assert results["valid"] == "unknown"
     assert word in results["reason"]
 
 
-def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown() -> None:
+def test_an_operation_kind_that_never_succeeded_leaves_the_verdict_unknown() -> None:
     """Writes alone are linearizable whatever the system answers to reads."""
     base = {"process": 1, "f": "read", "key": 0, "value": None}
     reads = [
@@ -147,8 +147,8 @@ def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown
 
 
 def client_events(*told: tuple[int, str, str, Any]) -> list[dict[str, Any]]:
-    """Operations of one process, each told as (index of its invocation, f, type of its completion, value). Transactions
-    have their keys in their steps."""
+    """Operations of one process, each given as (index of its invocation, f, type of its completion, value).
+    Transactions have their keys in their steps."""
     return [
         {"index": at + step, "time": at + step, "process": 0, "type": kind, "f": f, "value": value}
         | ({} if f == "txn" else {"key": 0})
@@ -157,9 +157,9 @@ def client_events(*told: tuple[int, str, str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def test_final_reads_make_up_for_none_of_the_load() -> None:
+def test_successful_final_reads_do_not_replace_reads_under_load() -> None:
     events = client_events((0, "write", "ok", 1), (2, "read", "fail", None), (4, "read", "ok", 1))
-    assert judge(make_test(""), VALID, events, Observed())["valid"] is True, "where the load ended is not known"
+    assert judge(make_test(""), VALID, events, Observed())["valid"] is True, "the end of the load is not known"
     results = judge(make_test(""), VALID, events, Observed(final_reads_from=4))
     assert results["valid"] == "unknown"
     assert results["reason"] == "none of 1 read operations under load succeeded, so read was not tested"
@@ -168,7 +168,7 @@ def test_final_reads_make_up_for_none_of_the_load() -> None:
 
 
 @pytest.mark.parametrize("workload", [RegisterWorkload(), LogWorkload(), QueueWorkload(), ListAppendWorkload()])
-def test_a_run_in_which_nothing_was_written_tests_nothing(workload: Any) -> None:
+def test_a_run_without_a_successful_write_is_unknown(workload: Any) -> None:
     read, write = {
         "register": (("read", None), ("write", 1)),
         "log": (("tail", 0), ("append", [0, 1])),
@@ -186,8 +186,8 @@ def test_a_run_in_which_nothing_was_written_tests_nothing(workload: Any) -> None
     assert doubt not in judge(make_test(""), workload, with_write, Observed())["doubts"]
 
 
-def test_a_fault_beside_which_no_operation_was_open_tested_nothing() -> None:
-    for began, ended, is_beside in (
+def test_a_fault_with_no_operation_in_progress_leaves_the_verdict_unknown() -> None:
+    for began, ended, overlaps in (
         (1, 99, False),
         (1, 100, True),
         (130 + 10**9, 131 + 10**9, True),
@@ -200,11 +200,11 @@ def test_a_fault_beside_which_no_operation_was_open_tested_nothing() -> None:
             events = [*operations(), {**events[0], "process": 1}]
             events[1]["time"] = 2
         results = judge(make_test(), VALID, [*events, *fault()], Observed())
-        assert results["valid"] == (True if is_beside else "unknown"), (began, ended)
-        assert ("no operation was in progress during any fault" in results["reason"]) is not is_beside
+        assert results["valid"] == (True if overlaps else "unknown"), (began, ended)
+        assert ("no operation was in progress during any fault" in results["reason"]) is not overlaps
 
 
-def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> None:
+def test_acknowledged_but_unread_messages_leave_the_verdict_unknown() -> None:
     for unread, valid in ((0, True), (2, "unknown")):
         found = FixedWorkload(CheckOutcome(True, "none lost", {"stats": {"unread": unread}}))
         results = judge(make_test(), found, [*operations(), *fault()], Observed())
@@ -212,7 +212,7 @@ def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> N
     assert results["reason"] == "linearizable: 2 acknowledged messages could not be read at the end"
 
 
-def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:
+def test_one_unexercised_fault_among_others_is_reported_and_the_run_stays_valid() -> None:
     faults = [*fault(met=UNMET), *fault(fault_id="f2")]
     results = judge(make_test(), VALID, [*operations(), *faults], Observed())
     assert results["valid"] is True
@@ -220,7 +220,7 @@ def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_h
     assert [known["exercised"] for known in results["faults"]] == [False, None]
 
 
-def test_who_ended_by_itself_is_told_whatever_the_verdict() -> None:
+def test_unexpected_exits_are_reported_whatever_the_verdict() -> None:
     ends = {"n1 exited unexpectedly, with status 7": 2, "n2 exited unexpectedly, with status 7": 1}
     results = judge(make_test(), VALID, [*operations(), *fault()], Observed(unexpected_exits=ends))
     assert results["valid"] is True and results["unexpected_exits"] == ends
@@ -236,28 +236,28 @@ def test_a_violation_outweighs_every_doubt() -> None:
     results = judge(make_test(), INVALID, [*operations(), *fault(inject_proof=UNPROVEN)], observed)
     assert results["valid"] is False
     assert results["reason"].startswith("linearizable: read of 3 was stale")
-    assert results["doubts"], "the doubts are kept beside it"
+    assert results["doubts"], "the doubts are kept as well"
 
 
-def test_a_violation_of_the_system_counts_as_well() -> None:
+def test_a_failed_system_check_makes_the_run_invalid() -> None:
     observed = Observed(system_checks={"leaders": CheckOutcome(False, "term 4 had 2 leaders")})
     assert judge(make_test(), VALID, [*operations(), *fault()], observed)["valid"] is False
 
 
-def test_a_checker_that_gave_up_is_unknown() -> None:
+def test_an_unknown_check_makes_the_run_unknown() -> None:
     assert judge(make_test(), UNKNOWN, [*operations(), *fault()], Observed())["valid"] == "unknown"
 
 
-def test_without_nemesis_no_fault_is_missed() -> None:
+def test_a_run_without_a_nemesis_needs_no_fault() -> None:
     assert judge(make_test(nemesis=""), VALID, operations(), Observed())["valid"] is True
 
 
-def test_a_schedule_of_which_nothing_came_true_is_no_run_without_faults() -> None:
+def test_a_schedule_whose_faults_were_never_injected_is_unknown() -> None:
     results = judge(make_test(nemesis=""), VALID, operations(), Observed(faults_planned=1))
     assert results["valid"] == "unknown" and "no fault was injected" in results["reason"]
 
 
-def test_an_interrupted_run_is_no_whole_one_and_says_so() -> None:
+def test_an_interrupted_run_is_unknown_and_says_so() -> None:
     observed = Observed(interrupted="SIGINT after 3.0 s")
     results = judge(make_test(), VALID, [*operations(), *fault()], observed)
     assert results["valid"] == "unknown" and exit_status_of(results) == 2
@@ -265,13 +265,13 @@ def test_an_interrupted_run_is_no_whole_one_and_says_so() -> None:
     assert results["reason"] == "interrupted: SIGINT after 3.0 s; 1 operations had succeeded by then"
 
 
-def test_a_violation_is_one_also_where_the_run_was_interrupted() -> None:
+def test_a_violation_counts_even_if_the_run_was_interrupted() -> None:
     results = judge(make_test(), INVALID, [*operations(), *fault()], Observed(interrupted="SIGINT after 3.0 s"))
     assert results["valid"] is False and exit_status_of(results) == 1
     assert results["reason"].endswith("(interrupted: SIGINT after 3.0 s)")
 
 
-def test_a_damaged_history_is_not_valid() -> None:
+def test_a_truncated_history_is_unknown() -> None:
     events = [*operations(), *fault()]
     results = judge(make_test(), VALID, events, Observed(), history_note="the history ends in the middle of a line")
     assert results["valid"] == "unknown"
@@ -286,15 +286,15 @@ def test_faults_keep_their_times_and_proofs() -> None:
     assert faults[0]["proof"] == PROVEN and faults[0]["heal_proof"] == PROVEN
 
 
-def test_errors_are_counted_by_class() -> None:
+def test_errors_are_counted_without_their_addresses() -> None:
     events = operations("fail")
     events[1]["error"] = "RequestRefused: NOT_LEADER leader=n2 addr=1.2.3.4:5"
     results = judge(make_test(nemesis=""), VALID, events, Observed())
     assert results["errors"] == {"RequestRefused: NOT_LEADER leader=n2": 1}
 
 
-def test_an_error_is_told_to_its_end_within_reason() -> None:
-    """Where in a plug-in it came from, and what answered, are often its last words; a page of HTML is not told."""
+def test_errors_are_reported_in_full_up_to_a_limit() -> None:
+    """The end of an error often says where in a plug-in it was raised, and who answered; a page of HTML is cut."""
     for error in ("KeyError: " + "x" * 200 + " at kv.py:12", "Refused: " + "<p>" * 1000):
         events = operations("fail")
         events[1]["error"] = error
@@ -314,7 +314,7 @@ def test_an_error_is_told_to_its_end_within_reason() -> None:
         ({"linearizable": True}, "returned True, not a CheckOutcome"),
     ],
 )
-def test_a_check_that_breaks_off_or_says_nothing_is_unknown(answer: Any, word: str) -> None:
+def test_a_check_that_raises_or_returns_no_outcome_is_unknown(answer: Any, word: str) -> None:
     class Broken(FixedWorkload):
         def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
             if isinstance(answer, BaseException):

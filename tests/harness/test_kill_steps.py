@@ -44,7 +44,7 @@ def killed_at(tmp_path: Path, storage: str, steps: list[int]) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("storage", [IMAGE, MEMORY])
-def test_nothing_is_left_whichever_step_is_the_last(tmp_path: Path, storage: str) -> None:
+def test_clean_leaves_nothing_after_a_kill_at_any_step(tmp_path: Path, storage: str) -> None:
     [whole] = killed_at(tmp_path, storage, [0])
     assert (whole["status"], whole["removed"], whole["left"]) == (0, 0, [])
     names = whole["steps"]

@@ -41,13 +41,13 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.serial,
     pytest.mark.xdist_group("clean"),
-    pytest.mark.skipif(WHY_NOT is not None, reason=f"not every fault can be had: {WHY_NOT}"),
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"not every fault is available: {WHY_NOT}"),
 ]
 
 SEED = int(os.environ.get("SPLITBRAIN_KILLS_SEED", "1"))
 STAGES = ("start", "run", "load", *(f"event {number}" for number in range(1, 25, 2)))
-"""What a harness has come to when its last moments begin: nothing, a state, a history, or so many events of faults.
-Times from its start would come before everything on a busy machine, and after everything on an idle one."""
+"""The stage from which the delay of a kill counts: the start, a state, a history, or a number of fault events.
+Delays from the start alone would be too short on a busy machine and too long on an idle one."""
 
 WAYS = (
     ("all", "auto"),
@@ -55,11 +55,11 @@ WAYS = (
     ("resources,name-service,slow-client,clock=slew,clock=step", "auto"),
     ("clock,disk-stall=fsync,name-service,resources=memory", "seccomp"),
 )
-"""The nemeses and the mechanism of one kill after the other: everything in turn, and what has helpers of its own beside
-the program, or limits on it, more often than its share of everything."""
+"""The nemeses and the mechanism of successive kills: all of them, and more often those that have helper processes or
+set limits."""
 
-LATEST_S = 1.5
-"""How long it lives on after that, at the most."""
+MAX_DELAY_S = 1.5
+"""How long the harness runs after that stage, at most."""
 
 TIMEOUT_S = 120.0
 
@@ -69,23 +69,23 @@ def lines_of(path: str) -> set[str]:
         return set(file.read().splitlines())
 
 
-def said(*argv: str) -> str:
+def output_of(*argv: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
 
 
 def left_of(words: list[str]) -> list[str]:
-    """What of the machine's namespaces, mounts, loop devices, control groups, rules and network devices has one of
-    these words in it: runs' ids and directories."""
+    """The machine's namespaces, mounts, loop devices, control groups, rules and network devices whose text has one of
+    these words: ids or directories of runs."""
     found = set(os.listdir("/run/netns")) | set(os.listdir("/sys/class/net"))
     found |= {f"mounted: {line.split()[4]}" for line in lines_of("/proc/self/mountinfo")}
-    found |= {f"loop: {line}" for line in said("losetup", "--all").splitlines()}
+    found |= {f"loop: {line}" for line in output_of("losetup", "--all").splitlines()}
     found |= {os.path.join(parent, name) for parent in cgroup_parents() for name in os.listdir(parent)}
-    found |= {f"rule: {line}" for line in said("nft", "list", "ruleset").splitlines()}
+    found |= {f"rule: {line}" for line in output_of("nft", "list", "ruleset").splitlines()}
     return sorted(text for text in found if any(word in text for word in words))
 
 
 class Foreign:
-    """Another run, which lives (it is this process's), with one of everything."""
+    """Another run, alive because it belongs to this process, with one resource of each kind."""
 
     def __init__(self, base: Path, state: str) -> None:
         name = f"foreign{os.getpid()}"
@@ -95,17 +95,17 @@ class Foreign:
         self.mounted = base / "mounted"
         self.group = os.path.join(cgroup_parents()[0], f"splitbrain-{name}-n1")
         self.run.claim(KIND_NETNS, self.namespace)
-        said("ip", "netns", "add", self.namespace)
+        output_of("ip", "netns", "add", self.namespace)
         rules = "table inet splitbrain { chain input { type filter hook input priority 0; ip saddr 10.77.0.9 drop; }; }"
-        said("ip", "netns", "exec", self.namespace, "nft", rules)
+        output_of("ip", "netns", "exec", self.namespace, "nft", rules)
         self.run.claim(KIND_FILE, str(self.file))
         self.file.write_text("a skewed clock")
         self.run.claim(KIND_MOUNT, str(self.mounted))
         self.mounted.mkdir()
         image = base / "disk.img"
         image.write_bytes(bytes(1 << 20))
-        said("mkfs.ext4", "-q", "-F", str(image))
-        said("mount", "-o", "loop", str(image), str(self.mounted))
+        output_of("mkfs.ext4", "-q", "-F", str(image))
+        output_of("mount", "-o", "loop", str(image), str(self.mounted))
         self.run.claim(KIND_CGROUP, self.group)
         os.mkdir(self.group)
         self.process = subprocess.Popen(["sleep", "3600"], env={**os.environ, **self.run.environment})
@@ -113,15 +113,15 @@ class Foreign:
         self.before = self.looks()
 
     def looks(self) -> dict[str, object]:
-        rules = said("nsenter", f"--net=/run/netns/{self.namespace}", "nft", "list", "ruleset")
+        rules = output_of("nsenter", f"--net=/run/netns/{self.namespace}", "nft", "list", "ruleset")
         is_there = left_of([self.run.run_id, str(self.mounted.parent)])
         return {"rules": rules, "file": self.file.read_text(), "status": self.process.poll(), "is": is_there}
 
     def remove(self) -> None:
         self.process.kill()
         self.process.wait()
-        said("umount", str(self.mounted))
-        said("ip", "netns", "del", self.namespace)
+        output_of("umount", str(self.mounted))
+        output_of("ip", "netns", "del", self.namespace)
         os.rmdir(self.group)
 
 
@@ -136,7 +136,7 @@ def foreign(tmp_path: Path) -> Iterator[Foreign]:
 
 
 def last_fault(store: Path) -> str:
-    """What the nemesis was at when the harness was killed, by the history."""
+    """What the nemesis was doing when the harness was killed, according to the history."""
     for history in store.glob("*/*/history.jsonl"):
         lines = history.read_text(errors="replace").splitlines()
         for line in reversed(lines):
@@ -151,7 +151,7 @@ def last_fault(store: Path) -> str:
     return "no run yet"
 
 
-def has_come_to(stage: str, store: Path, state: Path, foreign: str) -> bool:
+def has_reached(stage: str, store: Path, state: Path, foreign: str) -> bool:
     if stage == "start":
         return True
     if stage == "run":
@@ -164,9 +164,7 @@ def has_come_to(stage: str, store: Path, state: Path, foreign: str) -> bool:
 
 
 @pytest.mark.parametrize("cluster", ["netns", "local"])
-def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
-    cluster: str, tmp_path: Path, foreign: Foreign
-) -> None:
+def test_clean_removes_everything_that_a_killed_harness_left(cluster: str, tmp_path: Path, foreign: Foreign) -> None:
     rng = random.Random(f"{SEED}/{cluster}")
     environment = {**os.environ, STATE_DIR_VARIABLE: str(tmp_path / "state"), "TMPDIR": str(tmp_path / "temp")}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -174,10 +172,10 @@ def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
     harness = [sys.executable, "-m", "harness"]
     for number in range(KILLS):
         store = tmp_path / f"store{number}"
-        stage, rest_s = rng.choice(STAGES), rng.uniform(0, LATEST_S)
+        stage, rest_s = rng.choice(STAGES), rng.uniform(0, MAX_DELAY_S)
         nemesis, mechanism = WAYS[number % len(WAYS)]
         if cluster == "netns" and nemesis != "all":
-            nemesis += ",link=corrupt"  # the other has streams, whose packets nobody can reach
+            nemesis += ",link=corrupt"  # the local cluster proxies streams and cannot corrupt packets
         if cluster == "local":
             nemesis = nemesis.replace(",resources=memory", "")  # its hosts have no control groups
         words = ["run", "--cluster", cluster, "--nodes", "3", "--nemesis", nemesis, "--nemesis-interval", "1"]
@@ -187,7 +185,7 @@ def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
             child = subprocess.Popen([*harness, *words], env=environment, stdout=log, stderr=log, cwd=tmp_path)
             try:
                 deadline_s = time.monotonic() + TIMEOUT_S
-                while not has_come_to(stage, store, tmp_path / "state", foreign.run.run_id):
+                while not has_reached(stage, store, tmp_path / "state", foreign.run.run_id):
                     assert child.poll() is None, (tmp_path / f"run{number}.log").read_text()
                     assert time.monotonic() < deadline_s, f"{stage} was never reached"
                     time.sleep(0.02)
@@ -213,7 +211,7 @@ def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
         assert foreign.looks() == foreign.before
         assert [path for path in store.rglob("*") if path.name in ("faults.so", "faults.control", "disk.img")] == []
         deadline_s = time.monotonic() + TIMEOUT_S
-        while left := list((tmp_path / "temp").iterdir()):  # a compiler's own files go when it ends
+        while left := list((tmp_path / "temp").iterdir()):  # a compiler removes its own files when it ends
             assert time.monotonic() < deadline_s, left
             time.sleep(0.1)
         shutil.rmtree(store, ignore_errors=True)

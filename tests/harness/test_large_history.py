@@ -1,4 +1,4 @@
-"""Histories that take more memory than is free: unknown, with what was counted, and valid where there is more."""
+"""Histories that need more memory than is free: unknown, with counts, and valid on a machine with more."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
     assert results["valid"] == "unknown"
     assert "not judged: " in results["checks"]["linearizable"]["reason"]
     assert "0.00 GB are free: run harness analyze on a machine with more" in results["reason"]
-    assert results["checks"]["replicas"]["valid"] is True, "what was asked of the replicas needs no history"
+    assert results["checks"]["replicas"]["valid"] is True, "the check of the replicas needs no history"
     assert results["faults"] and all(fault["proven"] for fault in results["faults"])
     assert "not judged" in run_dir.report_path.read_text()
     assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2
-    assert run_dir.read_results()["trouble"] == results["trouble"], "it has not lost its end"
+    assert run_dir.read_results()["trouble"] == results["trouble"], "the history is not reported as truncated"
     monkeypatch.undo()
     assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
     judged = run_dir.read_results()
@@ -47,7 +47,9 @@ def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
     capsys.readouterr()
 
 
-def test_where_the_limit_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_is_too_large_if_it_needs_more_memory_than_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"index":0,"time":0,"process":0,"type":"invoke","f":"read","key":1,"value":null}\n')
     needed = path.stat().st_size * BYTES_PER_BYTE
@@ -58,7 +60,7 @@ def test_where_the_limit_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(large_history, "free_bytes", lambda: 0)
     found = too_large_to_judge(read_history(path))
     assert found is not None and dict(found.ops) == {"invoke": 1} and found.ops_by_f == {}
-    assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "which reading it will say"
+    assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "reading the file reports that"
 
 
 TEST = Test(
@@ -67,7 +69,7 @@ TEST = Test(
 )  # fmt: skip
 
 
-def test_a_check_is_given_no_more_memory_than_is_free_beside_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_gets_no_more_memory_than_is_free_beside_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
 
     class Noting(RegisterWorkload):
@@ -81,7 +83,7 @@ def test_a_check_is_given_no_more_memory_than_is_free_beside_the_history(monkeyp
     assert given == [300, LEAST_CHECK_MB, 2048, 2048]
 
 
-def test_a_check_that_gets_no_more_memory_is_unknown_and_the_run_has_results() -> None:
+def test_a_check_that_runs_out_of_memory_is_unknown() -> None:
     class Hungry(RegisterWorkload):
         def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
             raise MemoryError

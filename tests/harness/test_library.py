@@ -1,4 +1,4 @@
-"""Hosts and faults from a script: inside the caller's event loop, without moving the caller's thread."""
+"""Hosts and faults from a script: in the caller's event loop, and without moving its thread to another network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ socketserver.ThreadingTCPServer((sys.argv[1], int(sys.argv[2])), Echo).serve_for
 
 
 def echoed(address: str, text: str) -> str:
-    """What an echo server says, once it serves."""
+    """The answer of an echo server, once it serves."""
     ip, port = address.split(":")
     for _ in range(600):
         try:
@@ -63,7 +63,7 @@ def own_network() -> str:
 
 
 async def use(name: str, directory: Path) -> None:
-    """Everything that hosts can do, in one cluster: hosts take a second to make."""
+    """All operations of hosts, in one cluster, because hosts take a second to create."""
     async with cluster(name, hosts=3, ports=[PORT], directory=str(directory)) as hosts:
         assert list(hosts) == ["n1", "n2", "n3"]
         n1, n2 = hosts["n1"], hosts["n2"]
@@ -97,7 +97,7 @@ async def use(name: str, directory: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["local", pytest.param("netns", marks=[pytest.mark.netns, needs_netns])])
-def test_hosts_inside_of_a_running_event_loop(tmp_path: Path, name: str) -> None:
+def test_hosts_work_inside_a_running_event_loop(tmp_path: Path, name: str) -> None:
     before = own_network(), threading.active_count()
     seen: list[str] = []
 
@@ -113,12 +113,12 @@ def test_hosts_inside_of_a_running_event_loop(tmp_path: Path, name: str) -> None
     assert own_network() == before[0]
     deadline_s = time.monotonic() + 60
     while threading.active_count() > before[1] and time.monotonic() < deadline_s:
-        time.sleep(0.01)  # those of a pool that nobody holds any more end by themselves
+        time.sleep(0.01)  # threads of a released pool end on their own
     assert threading.active_count() == before[1]
 
 
 @pytest.mark.cluster
-def test_what_the_body_raises_is_raised_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_exception_of_the_body_propagates_and_nothing_is_left_running(tmp_path: Path) -> None:
     pids: list[int] = []
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_what_the_body_raises_is_raised_and_nothing_is_left(tmp_path: Path) -> N
 
 
 @pytest.mark.cluster
-def test_it_may_be_started_and_stopped_by_hand_and_cancelled(tmp_path: Path) -> None:
+def test_a_session_can_be_started_and_stopped_without_async_with(tmp_path: Path) -> None:
     async def main() -> None:
         session = cluster("local", hosts=2, directory=str(tmp_path))
         hosts = await session.start()
@@ -152,7 +152,7 @@ def test_it_may_be_started_and_stopped_by_hand_and_cancelled(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_what_cannot_be_had_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_cluster_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name, said in (("nets", "unknown cluster 'nets'"), ("sim", "cluster sim lasts only as long as its run")):
         with pytest.raises(OperatorError, match=said):
@@ -195,7 +195,7 @@ def test_clients_may_use_threads_on_netns(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["local", pytest.param("netns", marks=needs_netns)])
-def test_the_script_of_the_page_does_what_it_says(tmp_path: Path, name: str) -> None:
+def test_the_script_in_the_docs_works(tmp_path: Path, name: str) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
     script = page.partition("```python\n")[2].partition("```")[0]
     assert 'cluster("auto", ' in script
@@ -206,8 +206,8 @@ def test_the_script_of_the_page_does_what_it_says(tmp_path: Path, name: str) -> 
     assert done.stdout.split("\n") == ["4 links cut, 2 others pass", "1", "here", "", ""], done.stderr
 
 
-def test_what_an_object_has_is_not_lost_without_a_word() -> None:
-    """A run makes systems and clients of its own: what was set on an object would not be tested."""
+def test_attributes_set_on_an_object_are_refused() -> None:
+    """A run creates its own systems and clients: attributes of the given objects would be ignored."""
 
     class KV(System):
         def command(self, host: Host) -> list[str]:

@@ -1,4 +1,4 @@
-"""`harness new system NAME`: a file that is a plug-in at once, and nothing of the user's lost."""
+"""`harness new system NAME`: the file is a working plug-in, and no file of the user is overwritten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness import cli
 from harness.sdk.plugin import load_file
 
 
-def test_it_writes_a_plug_in_under_its_name(
+def test_new_writes_a_plug_in_of_the_given_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -26,7 +26,7 @@ def test_it_writes_a_plug_in_under_its_name(
     assert "tarter" not in Path("my_store.py").read_text(encoding="utf-8")
 
 
-def test_a_file_that_is_there_is_left_alone(
+def test_an_existing_file_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -37,7 +37,7 @@ def test_a_file_that_is_there_is_left_alone(
 
 
 @pytest.mark.parametrize("name", ["../mine", "my-store", "Mine", "9lives", "class", ""])
-def test_a_name_that_is_none_is_refused(
+def test_a_name_that_is_not_a_module_name_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -53,7 +53,7 @@ def test_a_name_that_is_none_is_refused(
         ("pytest", "the module pytest"), ("status", "Status, which the file itself needs"), ("client", "Client"),
     ],
 )  # fmt: skip
-def test_a_name_by_which_the_file_could_not_be_run_is_refused(
+def test_a_name_that_would_hide_a_module_or_a_class_is_refused(
     name: str, hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_a_name_by_which_the_file_could_not_be_run_is_refused(
     assert cli.main(["new", "system", "starter"]) == 0
 
 
-def test_settings_of_a_file_are_in_its_help_and_in_its_list(
+def test_help_and_list_show_the_settings_of_a_plug_in_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""PyPy starts again with a larger nursery, once, if simulations are to run."""
+"""PyPy restarts once with a larger nursery before it runs simulations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.nursery import VARIABLE, restart_with_nursery
 
 
 class Restarted(BaseException):
-    """What exec would have done."""
+    """Raised where exec would have replaced the process."""
 
 
 @pytest.fixture
 def restarts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
-    """As on PyPy; what the process was replaced by."""
+    """Make Python look like PyPy; returns the list of what the process was replaced by."""
     made: list[tuple[list[str], str]] = []
 
     def execve(path: str, argv: list[str], environment: dict[str, str]) -> None:
@@ -27,7 +27,7 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
         made.append((argv, environment[VARIABLE]))
         raise Restarted
 
-    for kind in registry.KINDS:  # asyncio, and who knows who else, asks for the interpreter while it is imported
+    for kind in registry.KINDS:  # asyncio and others check the interpreter when they are imported
         registry.load_all(kind)
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="pypy", cache_tag=sys.implementation.cache_tag))
     monkeypatch.setattr(os, "execve", execve)
@@ -36,7 +36,7 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
 
 
 @pytest.mark.parametrize("words", [["explore", "--seeds", "1"], ["run", "--cluster", "sim"]])
-def test_a_program_that_simulates_begins_anew(
+def test_commands_that_simulate_restart_pypy_with_a_larger_nursery(
     restarts: list[Any], monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["harness", *words])
@@ -45,8 +45,9 @@ def test_a_program_that_simulates_begins_anew(
     assert restarts == [([sys.executable, "-m", "harness", *words], "64M")]
 
 
-def test_others_do_not(restarts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what does not simulate, nor what another program calls, nor where the size is set."""
+def test_other_commands_callers_and_interpreters_do_not_restart(
+    restarts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["harness", "list"])
     monkeypatch.setattr(cli, "end_without_threads", lambda status: None)  # it would end these tests
     assert cli.main() == 0

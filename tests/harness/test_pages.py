@@ -1,4 +1,4 @@
-"""The pages that messages name: by a path that exists, in a checkout and (test_wheel.py) in an installation."""
+"""Messages name pages by a path that exists, in a checkout and (test_wheel.py) in an installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("checker", "harness", "nemesis", "node", "spark_analysis")
 
 
 def texts_and_pages() -> Iterator[tuple[str, str, bool]]:
-    """(where, the text, whether it is the argument of `page`) of every string of the packages that is no docstring."""
+    """(where, text, whether it is an argument of `page`) of every string of the packages except docstrings."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             source = path.read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def texts_and_pages() -> Iterator[tuple[str, str, bool]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value, id(node) in named
 
 
-def test_messages_name_pages_by_where_they_are() -> None:
+def test_messages_name_existing_pages_and_never_by_a_literal_docs_path() -> None:
     """A wheel has no directory docs/ beside its packages."""
     found = list(texts_and_pages())
     of_our_own = re.compile(r"(?<![\w/])docs/[\w-]+\.md")
@@ -47,7 +47,9 @@ def test_messages_name_pages_by_where_they_are() -> None:
     assert [name for name in pages if not (ROOT / "docs" / name).is_file()] == []
 
 
-def test_a_page_is_a_path_from_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_gives_a_path_that_works_from_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(ROOT)
     assert page("hosts.md") == "docs/hosts.md"
     monkeypatch.chdir(tmp_path)

@@ -45,12 +45,12 @@ def paths(tmp_path):
     return jsonl, parquet
 
 
-def test_the_history_is_that_of_the_jsonl(paths):
+def test_parquet_and_jsonl_give_the_same_history(paths):
     jsonl, parquet = paths
     assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
 
 
-def test_pairs_of_key_and_value_are_taken_apart_as_those_of_the_jsonl(tmp_path):
+def test_key_value_pairs_are_split_as_in_jsonl(tmp_path):
     steps = [("write", [0, 1], [0, 1]), ("write", [1, 2], [1, 2]), ("read", [0, None], [0, 1])]
     with HistoryWriter(tmp_path / "history.jsonl", iter(range(100, 10_000, 100)).__next__) as writer:
         for f, asked, answered in steps:
@@ -61,14 +61,14 @@ def test_pairs_of_key_and_value_are_taken_apart_as_those_of_the_jsonl(tmp_path):
     assert list(history) == list(read_jsonl(tmp_path / "history.jsonl")) and history.keyed
 
 
-def test_rows_are_taken_in_order_of_index(paths):
+def test_rows_are_read_in_index_order(paths):
     jsonl, parquet = paths
     table = pq.read_table(parquet)
     pq.write_table(table.take(pc.sort_indices(table, [("index", "descending")])), parquet)
     assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
 
 
-def test_a_file_without_booleans_spares_a_look_for_them(paths):
+def test_booleans_are_ruled_out_if_the_file_has_none(paths):
     _, parquet = paths
     assert read_parquet(str(parquet)).booleans is False
     table = pq.read_table(parquet)
@@ -77,7 +77,7 @@ def test_a_file_without_booleans_spares_a_look_for_them(paths):
     assert read_parquet(str(parquet)).booleans is None
 
 
-def test_the_command_checks_it(paths, capsys):
+def test_check_accepts_parquet_files(paths, capsys):
     _, parquet = paths
     assert main(["check", str(parquet), "--model", "register"]) == 0
     assert capsys.readouterr().out.startswith(f"{parquet}: valid")
@@ -87,7 +87,7 @@ def test_the_command_checks_it(paths, capsys):
     assert main(["check", str(parquet), str(parquet), "--model", "register", "--jobs", "2"]) == 1
 
 
-def broken(kind, parquet):
+def damage(kind, parquet):
     table = pq.read_table(parquet)
     if kind == "cut":
         parquet.write_bytes(parquet.read_bytes()[:-100])
@@ -112,21 +112,21 @@ def broken(kind, parquet):
         ("orphan", "row 1: the first index is 2: 2 events are missing"),
     ],
 )
-def test_what_is_no_history_is_said_in_one_line(paths, capsys, kind, reason):
+def test_parquet_that_is_not_a_history_is_refused_in_one_line(paths, capsys, kind, reason):
     _, parquet = paths
-    broken(kind, parquet)
+    damage(kind, parquet)
     assert main(["check", str(parquet), "--model", "register"]) == 254
     error = capsys.readouterr().err
     assert error.startswith(f"{parquet}: {reason}") and error.count("\n") == 1
 
 
-def test_without_pyarrow_it_says_what_is_missing(paths, monkeypatch):
+def test_reading_without_pyarrow_says_how_to_install_it(paths, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FormatError, match=r"which takes pyarrow to read: .*python.* -m pip install pyarrow"):
         read_parquet(str(paths[1]))
 
 
-def test_the_command_without_parquet_does_not_load_pyarrow(paths):
+def test_check_of_jsonl_does_not_import_pyarrow(paths):
     code = "import sys; from harness.cli import main; print(main(sys.argv[1:]), 'pyarrow' in sys.modules)"
     command = [sys.executable, "-c", code, "check", str(paths[0]), "--model", "register"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -166,4 +166,6 @@ def test_keys_that_differ_in_the_jsonl_differ_in_parquet(tmp_path):
     assert len(set(map(repr, keys))) == len(MIXED_KEYS)
     strings = [(found, key) for found, key in zip(keys, MIXED_KEYS, strict=True) if isinstance(key, str)]
     assert all(found == key for found, key in strings)
-    assert pq.read_table(parquet).column("key").to_pylist()[-2:] == ["10.0.0.1"] * 2  # as everybody would write it
+    assert (
+        pq.read_table(parquet).column("key").to_pylist()[-2:] == ["10.0.0.1"] * 2
+    )  # a plain string is stored as it is

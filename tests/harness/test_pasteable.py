@@ -1,4 +1,4 @@
-"""What is printed can be pasted: paths and commands as the shell of the user finds them."""
+"""Printed paths and commands can be pasted into the user's shell."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 
 
 @given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
-def test_a_shell_reads_back_the_path_that_was_meant(names: list[str], is_inside: bool) -> None:
+def test_a_shell_parses_a_printed_path_back_to_the_same_path(names: list[str], is_inside: bool) -> None:
     path = os.path.join(os.getcwd() if is_inside else "/nowhere", *names)
     (word,) = shlex.split(pasteable(path))
     assert os.path.normpath(os.path.join(os.getcwd(), word)) == os.path.normpath(path)
     assert "/" in word, "a shell would look a name without a slash up in PATH"
 
 
-def test_the_harness_is_named_as_it_is_found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_harness_command_depends_on_path_and_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     venv = tmp_path / ".venv" / "bin"
     venv.mkdir(parents=True)
     for name in ("python", "harness"):
@@ -52,7 +54,7 @@ def test_the_harness_is_named_as_it_is_found_from_here(tmp_path: Path, monkeypat
 
 
 def test_the_line_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
-    """Of a run that was started by the path of the harness, which PATH does not have."""
+    """The run was started by the path of a harness that is not in PATH."""
     script = os.path.join(os.path.dirname(sys.executable), "harness")
     assert os.path.exists(script), "the harness is installed where these tests run"
     words = ["run", "--cluster", "sim", "--time-limit", "2", "--seed", "1"]
@@ -72,8 +74,10 @@ def test_the_line_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
     memory_mb=st.integers(16, 10**9),
     setting=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12).map(str.strip),
 )
-def test_the_line_that_repeats_a_run_has_all_of_it(numbers: list[float], memory_mb: int, setting: str) -> None:
-    """To the last digit: in the simulation a rate of 33.3333 is another run than one of 33.3333333."""
+def test_the_line_that_repeats_a_run_reproduces_every_option(
+    numbers: list[float], memory_mb: int, setting: str
+) -> None:
+    """To the last digit: simulated runs with rates of 33.3333 and 33.3333333 differ."""
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="log", nemesis=(NemesisChoice("partition", "n1+n2|n3"),),
         nemesis_interval_s=numbers[0], time_limit_s=numbers[1], concurrency=3, rate=numbers[2], seed=7,
@@ -83,7 +87,7 @@ def test_the_line_that_repeats_a_run_has_all_of_it(numbers: list[float], memory_
     assert made_of(build_parser().parse_args(shlex.split(test.replay_line())[1:])) == test
 
 
-def test_what_is_missing_for_spark_is_installed_into_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hint_for_spark_installs_into_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("pyspark", "pandas") else object())
     with pytest.raises(OperatorError) as caught:
         require_spark()

@@ -1,4 +1,4 @@
-"""Descriptors of processes, from Python's functions and from the system's calls."""
+"""Process descriptors, by Python's functions and by system calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.pidfds import pidfd_open, pidfd_send_signal
 
 
 @pytest.fixture(params=["functions", "system calls"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "system calls":
         monkeypatch.delattr(os, "pidfd_open", raising=False)
         monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
@@ -26,7 +26,7 @@ def is_readable(descriptor: int, within_ms: int) -> bool:
     return bool(poll.poll(within_ms))
 
 
-def test_a_descriptor_tells_when_its_process_ends_and_signals_no_other() -> None:
+def test_a_descriptor_is_readable_once_its_process_ends_and_signals_no_other() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         descriptor = pidfd_open(child.pid)
         try:
@@ -43,7 +43,7 @@ def test_a_descriptor_tells_when_its_process_ends_and_signals_no_other() -> None
             pidfd_open(child.pid)
 
 
-def test_what_is_no_process_is_an_error_of_the_system() -> None:
+def test_an_invalid_descriptor_or_pid_raises_os_error() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         pidfd_send_signal(-1, signal.SIGKILL)
     with pytest.raises(OSError, match="Invalid argument"):

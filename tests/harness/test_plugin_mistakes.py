@@ -53,7 +53,7 @@ def run(tmp_path: Path, client: str, *words: str) -> tuple[int, dict[str, Any], 
 
 
 @pytest.mark.cluster
-def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
+def test_a_correct_client_gives_a_valid_run(tmp_path: Path) -> None:
     status, results, printed = run(tmp_path, "")
     assert (status, results["valid"]) == (0, True), printed
 
@@ -81,18 +81,18 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ("    async def read(self, key):\n        raise BaseException(7)\n", "read: BaseException: 7 (mine.py:24)"),
     ],
 )
-def test_a_mistake_of_a_client_is_in_the_results(tmp_path: Path, client: str, expected: str) -> None:
+def test_the_results_report_a_mistake_of_a_client(tmp_path: Path, client: str, expected: str) -> None:
     status, results, printed = run(tmp_path, client)
     told = json.dumps([results["reason"], results["errors"], results["unexpected_errors"]])
     assert expected in told.replace('\\"', '"'), printed
     assert results["valid"] == "unknown"
-    if expected.startswith(("open", "times")):  # nothing could be done at all: the verdict itself says why
+    if expected.startswith(("open", "times")):  # no operation succeeded: the verdict says why
         assert expected in results["reason"]
     assert status == (0 if results["valid"] is True else 2), printed
 
 
 @pytest.mark.cluster
-def test_a_workload_that_the_client_cannot_do_is_refused_before_the_start(tmp_path: Path) -> None:
+def test_a_workload_that_the_client_does_not_support_is_refused(tmp_path: Path) -> None:
     status, results, printed = run(tmp_path, "", "--workload", "cas-register")
     assert (status, results) == (254, {})
     assert printed.startswith("harness: workload cas-register needs the method cas, which client Talk lacks")
@@ -115,8 +115,8 @@ HELD = threading.Event()
 
 
 @pytest.mark.cluster
-def test_drivers_that_block_in_threads_hold_up_neither_faults_nor_the_end(tmp_path: Path) -> None:
-    """More calls than asyncio has threads: the harness's own calls in threads must not stand in line behind them."""
+def test_clients_that_block_threads_delay_neither_faults_nor_the_end(tmp_path: Path) -> None:
+    """More calls than asyncio has threads: the harness's own calls in threads must not queue behind them."""
     status, results, printed = run(
         tmp_path, DRIVER, "--nemesis", "pause", "--nemesis-interval", "2", "--time-limit", "8", "--concurrency", "12",
         "--operation-timeout", "1",
@@ -133,7 +133,7 @@ def test_drivers_that_block_in_threads_hold_up_neither_faults_nor_the_end(tmp_pa
         "self.task = asyncio.create_task(keep_alive())",
     ],
 )
-def test_what_a_client_has_begun_and_does_not_end_is_left_behind(tmp_path: Path, begun: str) -> None:
+def test_threads_and_tasks_that_a_client_leaves_running_do_not_hold_up_the_run(tmp_path: Path, begun: str) -> None:
     client = f"""
     async def open(self):
         {begun}

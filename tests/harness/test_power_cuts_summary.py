@@ -1,11 +1,11 @@
-"""What the trial of power cuts reports about runs that could not count."""
+"""What the trial of power cuts reports about runs whose losses could not be counted."""
 
 from __future__ import annotations
 
 from benchmarks.power_cuts import summary
 
 
-def test_a_run_that_could_not_count_its_losses_does_not_count_as_one_without() -> None:
+def test_a_run_with_uncounted_losses_does_not_count_as_lossless() -> None:
     run = {"cuts": 10, "proven": 9, "hosts": 3, "acked": 100, "lost": 2, "valid": False}
     assert "100 appends acknowledged, 2 of them lost; verdicts False" in summary([run])
     told = summary([run, run | {"lost": None, "valid": "unknown"}])

@@ -1,4 +1,4 @@
-"""Whose a process is, by its environment, whatever state it is in."""
+"""Which run a process belongs to, by its environment, whatever state the process is in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemesis.mechanisms.launcher import marks
 
 VARIABLE = "SPLITBRAIN_PROGRAM"
 
-LOOKS: dict[str, Callable[[int], bool]] = {
+READERS: dict[str, Callable[[int], bool]] = {
     "harness": marked_with(VARIABLE, "of-a-test"),
     "agent": lambda pid: host_agent._mark_of(pid) == b"of-a-test",
     "launcher": lambda pid: marks.mark_of(pid) == f"{VARIABLE}=of-a-test".encode(),
@@ -33,17 +33,17 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
             child.kill()
 
 
-@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("ends_before", ["environ", "stat"])
-@pytest.mark.parametrize("looks_in_exec", [1, 5])
-def test_a_process_that_becomes_another_program_is_looked_at_when_it_has(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, name: str, ends_before: str, looks_in_exec: int
+@pytest.mark.parametrize("reads_in_exec", [1, 5])
+def test_a_process_in_the_middle_of_an_exec_is_read_again_until_it_shows_its_mark(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, name: str, ends_before: str, reads_in_exec: int
 ) -> None:
-    """In the middle of an exec the kernel shows no environment, and no place of one. Such a moment cannot be had on
-    purpose: one of some thousand new processes is met in it, as soon as its parent goes on. Where the exec ends before
-    `stat` is read, after which nothing had been shown, that has the place of an environment that is there to be read.
+    """In the middle of an exec the kernel shows no environment, and no address of one. About one in a thousand new
+    processes is read in that state, so the test simulates it. If the exec ends after the environment was read as empty
+    and before `stat` is read, `stat` has the address of an environment that can be read by then.
     """
-    left = [looks_in_exec]
+    left = [reads_in_exec]
 
     def as_in_exec(path: str, shown: bytes) -> bytes:
         if left[0] and path == f"/proc/{process.pid}/environ":
@@ -63,21 +63,21 @@ def test_a_process_that_becomes_another_program_is_looked_at_when_it_has(
 
     monkeypatch.setattr(Path, "read_bytes", lambda path: as_in_exec(str(path), read_bytes(path)))
     monkeypatch.setattr(marks, "open", opened, raising=False)
-    assert LOOKS[name](process.pid)
+    assert READERS[name](process.pid)
     assert left == [0]
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_process_is_its_programs_as_soon_as_it_has_begun(process: subprocess.Popen[bytes], name: str) -> None:
-    assert LOOKS[name](process.pid)
+@pytest.mark.parametrize("name", READERS)
+def test_a_new_process_shows_its_mark_at_once(process: subprocess.Popen[bytes], name: str) -> None:
+    assert READERS[name](process.pid)
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_process_with_no_environment_is_nobodys(name: str) -> None:
+@pytest.mark.parametrize("name", READERS)
+def test_a_process_without_an_environment_has_no_mark(name: str) -> None:
     with subprocess.Popen(["sleep", "600"], env={}) as child:
         try:
-            assert not LOOKS[name](child.pid)
+            assert not READERS[name](child.pid)
         finally:
             child.kill()
         child.wait()
-        assert not LOOKS[name](child.pid), "nor is one that is gone"
+        assert not READERS[name](child.pid), "nor has a process that has ended"

@@ -1,4 +1,4 @@
-"""The plug-in of pytest, used as its users do: verdicts as outcomes, what a failing test prints, JUnit, xdist."""
+"""The pytest plug-in, used as its users do: verdicts as outcomes, what a failing test prints, JUnit, xdist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.sdk import Client, Host, System, path
 from harness.systems.toy import Toy, ToyClient
 
 class Stale(ToyClient):
-    """Every read is of another system than every write."""
+    """Reads return a value that was never written."""
     async def read(self, key):
         return -7
 
@@ -32,7 +32,7 @@ class Silent(ToyClient):
     async def write(self, key, value):
         raise ConnectionError("no")
 
-class Ends(Toy):
+class ExitsAtOnce(Toy):
     """A system whose program ends at once."""
     def command(self, host):
         return ["false"]
@@ -49,7 +49,7 @@ def session(tmp_path: Path) -> Path:
 
 
 def run_pytest(folder: Path, body: str, *words: str) -> tuple[int, str]:
-    """A session of its own."""
+    """Run pytest on a file with this body in a new process; returns its status and output."""
     (folder / "test_kv.py").write_text(HEAD + body)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
@@ -69,7 +69,7 @@ def properties(case: ElementTree.Element) -> dict[str, str]:
 
 
 @pytest.mark.cluster
-def test_verdicts_are_outcomes_that_junit_tells_apart(session: Path) -> None:
+def test_verdicts_become_distinct_outcomes_in_junit(session: Path) -> None:
     status, said = run_pytest(session, """
 def test_valid(splitbrain):
     run = splitbrain.run(Toy(), ToyClient)
@@ -83,15 +83,15 @@ def test_unknown(splitbrain):
     splitbrain.run(Toy, Silent).assert_valid()
 
 def test_does_not_start(splitbrain):
-    splitbrain.run(Ends, ToyClient).assert_valid()
+    splitbrain.run(ExitsAtOnce, ToyClient).assert_valid()
 
-def test_seed_is_none(splitbrain):
+def test_seed_is_invalid(splitbrain):
     splitbrain.run(Toy, ToyClient, seed="first")
 
 def test_cannot_be_run(splitbrain):
     splitbrain.run(Toy, ToyClient, workload="set").assert_valid()
 
-def test_expected_to_be_found_out(splitbrain):
+def test_expected_to_be_invalid(splitbrain):
     splitbrain.run(Toy, Stale, workload="register").assert_invalid()
 """)  # fmt: skip
     assert status == 1 and "1 failed, 2 passed, 4 errors" in said, said
@@ -99,25 +99,25 @@ def test_expected_to_be_found_out(splitbrain):
     kinds = {name: [child.tag for child in case if child.tag in ("failure", "error")] for name, case in found.items()}
     assert kinds == {
         "test_valid": [], "test_invalid": ["failure"], "test_unknown": ["error"], "test_does_not_start": ["error"],
-        "test_cannot_be_run": ["error"], "test_seed_is_none": ["error"], "test_expected_to_be_found_out": [],
+        "test_cannot_be_run": ["error"], "test_seed_is_invalid": ["error"], "test_expected_to_be_invalid": [],
     }  # fmt: skip
     verdicts = {name: properties(case)["splitbrain.verdict"] for name, case in found.items()}
     assert verdicts == {
         "test_valid": "valid", "test_invalid": "invalid", "test_unknown": "unknown",
         "test_does_not_start": "did-not-run", "test_cannot_be_run": "did-not-run",
-        "test_seed_is_none": "did-not-run", "test_expected_to_be_found_out": "invalid",
+        "test_seed_is_invalid": "did-not-run", "test_expected_to_be_invalid": "invalid",
     }  # fmt: skip
     assert "workload set needs the methods add, members, which client ToyClient lacks" in said
     for name in ("test_invalid", "test_unknown"):
         report = Path(properties(found[name])["splitbrain.report"])
         assert report.is_file() and report.is_relative_to(session / "splitbrain-store")
     kept = list((session / "splitbrain-store").glob("*/2*/results.json"))
-    assert len(kept) == 3  # of the valid one that passed nothing is left
+    assert len(kept) == 3  # the valid run of the passing test is not kept
     assert (session / "splitbrain-store" / "latest").is_dir()
 
 
 @pytest.mark.cluster
-def test_what_a_failing_test_prints_begins_with_all_that_is_needed(session: Path) -> None:
+def test_a_failing_test_prints_verdict_seed_command_and_report_first(session: Path) -> None:
     body = """
 def test_stale(splitbrain):
     splitbrain.run(Toy, Stale).assert_valid()
@@ -140,31 +140,31 @@ QUICK = {"cluster": "sim", "nodes": 3, "time_limit": 1}
 """
 
 
-def test_a_verdict_that_no_test_asks_for_is_asserted_and_its_run_is_kept(session: Path) -> None:
+def test_a_verdict_that_the_test_does_not_check_is_asserted_and_its_run_is_kept(session: Path) -> None:
     status, said = run_pytest(session, SIMULATED + """
-def test_forgets_to_assert(splitbrain):
+def test_checks_nothing(splitbrain):
     splitbrain.run("broker", **STALE)
 
 def test_undecided(splitbrain):
     splitbrain.run("broker", **QUICK, operation_timeout=1e-6)
 
-def test_forgets_and_is_valid(splitbrain):
+def test_checks_nothing_and_is_valid(splitbrain):
     splitbrain.run("broker", **QUICK)
 
-def test_asks(splitbrain):
+def test_checks_the_verdict(splitbrain):
     assert splitbrain.run("broker", **STALE).verdict == "invalid"
 
-def test_asks_for_results(splitbrain):
+def test_checks_the_results(splitbrain):
     assert splitbrain.run("broker", **STALE).results["valid"] is False
 """)  # fmt: skip
     assert status == 1 and "1 failed, 3 passed, 1 error" in said, said
     assert "INVALID: linearizable: " in said and "UNKNOWN: " in said
     found = {name: properties(case) for name, case in cases(session).items()}
     kept = {name for name, each in found.items() if Path(each["splitbrain.report"]).is_file()}
-    assert kept == found.keys() - {"test_forgets_and_is_valid"}
+    assert kept == found.keys() - {"test_checks_nothing_and_is_valid"}
 
 
-def test_a_seed_that_run_is_given_has_the_last_word(session: Path) -> None:
+def test_a_seed_given_to_run_overrides_the_marker_and_the_option(session: Path) -> None:
     body = """
 @pytest.mark.splitbrain(seed=5, **QUICK)
 def test_seeds(splitbrain):
@@ -183,7 +183,7 @@ def test_of_the_marker(splitbrain):
 
 
 @pytest.mark.long
-def test_the_line_that_repeats_a_test_is_for_the_directory_in_which_pytest_was_called(session: Path) -> None:
+def test_the_repeat_line_is_relative_to_where_pytest_was_called(session: Path) -> None:
     folder = session / "tests" / "chaos"
     folder.mkdir(parents=True)
     status, said = run_pytest(folder, """
@@ -196,7 +196,7 @@ def test_cannot_be_run(splitbrain):
 
 
 @pytest.mark.cluster
-def test_two_runs_at_a_time_under_xdist_and_inside_of_event_loops(session: Path) -> None:
+def test_runs_work_in_parallel_under_xdist_and_inside_event_loops(session: Path) -> None:
     status, said = run_pytest(session, """
 import asyncio
 
@@ -214,7 +214,7 @@ def test_kv(splitbrain, number):
     assert all(Path(each["splitbrain.report"]).is_file() for each in found)
 
 
-def test_a_test_without_the_fixture_pays_nothing(session: Path) -> None:
+def test_the_plug_in_imports_little_unless_the_fixture_is_used(session: Path) -> None:
     (session / "test_plain.py").write_text(
         "import sys\ndef test_plain():\n    assert 'harness.pytest_plugin' in sys.modules\n"
         "    assert not [name for name in sys.modules if name.startswith(('rich', 'harness.e', 'harness.c'))]\n"
@@ -228,7 +228,7 @@ def test_a_test_without_the_fixture_pays_nothing(session: Path) -> None:
 
 
 def _typed(source: str) -> Any:
-    """A class as one that was typed at a prompt, in a module that has no file."""
+    """A class as if typed at a prompt, in a module that has no file."""
     names = {"System": System, "Client": Client, "__name__": "prompt"}
     exec(compile(source, "<stdin>", "exec"), names)
     return names["Typed"]
@@ -259,7 +259,7 @@ def _typed(source: str) -> Any:
         ("toy", None, {"nemesis": "quake"}, "unknown nemesis 'quake'"),
     ],
 )
-def test_what_cannot_be_run_is_said(
+def test_judged_run_refuses_invalid_arguments_with_a_reason(
     tmp_path: Path, system: object, client: object, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(OperatorError) as caught:

@@ -1,5 +1,5 @@
-"""The main job on real processes and real sockets: valid where the system is right, invalid where it is not,
-and cleaned up however it ends."""
+"""Whole runs on real processes and real sockets: valid for a correct system, invalid for a broken one, and cleaned up
+however they end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NETNS_PROBLEM = "" if choose("auto").name == "netns" and os.geteuid() == 0 else 
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """States of runs in a place of this test's own."""
+    """A directory for run states of this test alone."""
     path = tmp_path / "states"
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(path))
     return path
@@ -71,7 +71,9 @@ def perform_test(store: Path, *, system_class: Any = BrokerSystem, **changes: An
     ["local", pytest.param("netns", marks=pytest.mark.skipif(bool(NETNS_PROBLEM), reason=NETNS_PROBLEM))],
 )
 @pytest.mark.parametrize("workload", ["register", pytest.param("log", marks=pytest.mark.long)])
-def test_partitions_leave_a_right_system_valid(cluster: str, workload: str, tmp_path: Path, state_dir: Path) -> None:
+def test_a_correct_system_stays_valid_under_partitions(
+    cluster: str, workload: str, tmp_path: Path, state_dir: Path
+) -> None:
     results = perform_test(tmp_path, cluster=cluster, workload=workload)
     assert results["valid"] is True, results["reason"]
     assert len(results["faults"]) == 2
@@ -103,7 +105,7 @@ def test_another_replica_leads_while_the_leaders_disk_stalls(tmp_path: Path, sta
         ("promote", "switch@leader", {"replication": "sync"}),
     ],
 )
-def test_what_an_operator_does_loses_nothing(
+def test_operator_actions_lose_no_messages(
     name: str, variant: str, settings: dict[str, str], tmp_path: Path, state_dir: Path
 ) -> None:
     results = perform_test(
@@ -114,13 +116,13 @@ def test_what_an_operator_does_loses_nothing(
     [fault] = results["faults"]
     assert fault["proven"] and fault["healed"]
     assert results["checks"]["log"]["stats"]["counts"]["lost"] == 0
-    if name == "members":  # the one that was away has everything and belongs to the group again
+    if name == "members":  # the removed member belongs to the group again
         assert {table["members"] for table in results["system"]["final_status"].values()} == {"n1,n2,n3"}
 
 
 @needs_shim
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
-def test_a_power_cut_costs_what_the_flush_has_not_reached(flush_mode: str, tmp_path: Path, state_dir: Path) -> None:
+def test_a_power_cut_loses_messages_only_with_async_flush(flush_mode: str, tmp_path: Path, state_dir: Path) -> None:
     settings = {"flush_mode": flush_mode, "flush_interval_ms": "500", "flush_least_pages": "1000"}
     cut = (NemesisChoice("power", "cut@all"),)
     results = perform_test(
@@ -135,7 +137,7 @@ def test_a_power_cut_costs_what_the_flush_has_not_reached(flush_mode: str, tmp_p
         assert results["valid"] is False and lost > 0
 
 
-def test_unsafe_reads_are_found_with_the_leader_alone(tmp_path: Path, state_dir: Path) -> None:
+def test_unsafe_reads_are_found_invalid_when_the_leader_is_cut_off(tmp_path: Path, state_dir: Path) -> None:
     results = perform_test(
         tmp_path, nodes=5, nemesis=(NemesisChoice("partition", "leader"),), settings={"read_mode": "unsafe"}
     )
@@ -144,7 +146,7 @@ def test_unsafe_reads_are_found_with_the_leader_alone(tmp_path: Path, state_dir:
 
 
 class AttackedBroker(BrokerSystem):
-    """The reference system while somebody throws garbage at every port it has."""
+    """The reference system while garbage is sent to each of its ports."""
 
     attacks = 0
 
@@ -182,7 +184,7 @@ async def _attack(target: tuple[str, int], seed: int) -> None:
                 writer.write(b"\x00\x00\x10\x00\x00\x00\x00\x40{")  # half a frame, then silence
             elif kind == 3:
                 writer.write(b"\x00\x00\x00\x0a\x00\x00\x00\x06[1,2]]")  # JSON, but no header
-            held.append(writer)  # kind 4 says nothing at all
+            held.append(writer)  # kind 4 sends nothing at all
             if len(held) > 60:
                 held.pop(0).close()
             await asyncio.sleep(0.01)
@@ -191,7 +193,7 @@ async def _attack(target: tuple[str, int], seed: int) -> None:
             writer.close()
 
 
-def test_garbage_on_every_port_changes_nothing(tmp_path: Path, state_dir: Path) -> None:
+def test_garbage_on_every_port_does_not_disturb_a_run(tmp_path: Path, state_dir: Path) -> None:
     results = perform_test(tmp_path, system_class=AttackedBroker, nemesis=(), time_limit_s=6.0)
     assert AttackedBroker.attacks > 100
     assert results["valid"] is True, results["reason"]
@@ -230,7 +232,7 @@ def running(tmp_path: Path, state_dir: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_ctrl_c_heals_and_gives_a_verdict(running: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_heals_the_faults_and_gives_a_verdict(running: subprocess.Popen[str], tmp_path: Path) -> None:
     _wait_for_fault(tmp_path / "store", running)
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=60)
@@ -242,7 +244,7 @@ def test_ctrl_c_heals_and_gives_a_verdict(running: subprocess.Popen[str], tmp_pa
     assert all(fault["healed"] for fault in results["faults"])
 
 
-def _ours(run_id: str) -> list[int]:
+def _processes_of(run_id: str) -> list[int]:
     marked = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -257,19 +259,19 @@ def _ours(run_id: str) -> list[int]:
 
 
 @pytest.mark.xdist_group("clean")
-def test_kill_9_and_clean_leave_nothing(running: subprocess.Popen[str], tmp_path: Path, state_dir: Path) -> None:
+def test_clean_after_kill_9_leaves_nothing(running: subprocess.Popen[str], tmp_path: Path, state_dir: Path) -> None:
     _wait_for_fault(tmp_path / "store", running)
     (state,) = state_dir.glob("*.jsonl")
     run_id = state.stem
-    assert _ours(run_id), "the nodes of a running test carry its mark"
+    assert _processes_of(run_id), "the nodes of a running test carry its mark"
     running.kill()
     running.communicate()
     cleaned = _start(tmp_path, "clean")
     output, errors = cleaned.communicate(timeout=60)
     assert cleaned.returncode == 0, (output, errors)
-    assert _ours(run_id) == []
+    assert _processes_of(run_id) == []
     assert list(state_dir.glob("*")) == [] if state_dir.exists() else True
     analyzed = _start(tmp_path, "analyze", "latest", "--json")
     output, errors = analyzed.communicate(timeout=60)
-    assert analyzed.returncode == 2, "nobody saw the replicas of a killed run, so its verdict is unknown"
+    assert analyzed.returncode == 2, "the replicas of a killed run were not checked, so its verdict is unknown"
     assert json.loads(output)["valid"] == "unknown"

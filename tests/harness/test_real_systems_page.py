@@ -19,7 +19,7 @@ def kept(valid: Any, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_is_not_valid_is_said_with_its_reason() -> None:
+def test_runs_that_are_not_valid_are_listed_with_their_reason() -> None:
     page = render({"etcd": [kept(True), kept(True, proven=4)], "nats": [kept("unknown"), kept(False)]}, {})
     assert "| etcd | `--workload cas-register` | 2 of 2 | 1,234, 1,234 | 7 of 8 | 2026-11-24 |" in page
     assert "| 0 of 2 | 1,234, 1,234 | 6 of 8 |" in page
@@ -29,18 +29,18 @@ def test_what_is_not_valid_is_said_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("system", SAFE)
-def test_every_system_meets_partitions_kills_and_pauses_for_a_minute(system: str) -> None:
+def test_every_system_runs_under_partitions_kills_and_pauses_for_a_minute(system: str) -> None:
     arguments = build_parser().parse_args(["run", *words_of(system, 3)])
     assert arguments.system == name_of(system)
     assert arguments.nemesis == "partition,kill,pause" and arguments.time_limit == 60
 
 
-def test_the_page_is_made_from_what_was_recorded() -> None:
+def test_the_page_matches_the_recorded_runs() -> None:
     kept_runs, kept_cells = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ON_CLUSTERS))
     assert PAGE.read_text(encoding="utf-8") == render(kept_runs, kept_cells)
 
 
-def test_a_cell_says_its_verdict_or_why_there_is_none() -> None:
+def test_a_cell_shows_its_verdict_or_why_there_is_none() -> None:
     cells = {"etcd": {"local": kept(True), "ssh": kept(False), "docker": {"cannot": "no engine"}}}
     page = render({}, cells)
     assert [*CLUSTERS] == ["local", "local, ordinary user", "ssh", "docker"]
@@ -48,6 +48,6 @@ def test_a_cell_says_its_verdict_or_why_there_is_none() -> None:
     assert "- etcd on ssh: why\n- etcd on docker: cannot: no engine\n" in page and "etcd on local:" not in page
 
 
-def test_a_refusal_is_what_the_harness_said_last() -> None:
+def test_a_refusal_is_the_last_line_of_the_harness() -> None:
     assert _last_line("status 254: starting\nharness: ssh: no such machine\n") == "ssh: no such machine"
     assert _last_line("") == "it said nothing"

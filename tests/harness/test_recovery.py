@@ -1,4 +1,4 @@
-"""The check `recovers`: a system that does not come back is a finding, where nothing else can be the reason."""
+"""The check `recovers`: a system that does not recover is invalid, unless something else may be the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemesis.process import KILL
 LOST = CheckOutcome(False, "n1 ended with status 1", {"missing": ["n1"]})
 
 
-def test_a_system_that_does_not_come_back_is_invalid_and_its_last_words_are_shown(memory_run: Any) -> None:
+def test_a_system_that_does_not_recover_is_invalid_and_its_last_log_line_is_shown(memory_run: Any) -> None:
     def lost(system: Any) -> None:
         system.recovery = LOST
 
@@ -39,29 +39,29 @@ def test_a_system_that_does_not_come_back_is_invalid_and_its_last_words_are_show
     assert results["checks"]["recovers"]["last_words"] == {"n1": ["panic: out of luck"]}
 
 
-def test_a_system_that_comes_back_is_said_to(memory_run: Any) -> None:
+def test_a_system_that_recovers_passes_the_check(memory_run: Any) -> None:
     _, results, _ = memory_run()
     assert results["checks"]["recovers"] == {"valid": True, "reason": "back at once"}
 
 
-def test_where_a_fault_may_still_be_there_the_system_is_not_blamed(memory_run: Any) -> None:
+def test_recovery_is_unknown_if_a_fault_was_not_proven_healed(memory_run: Any) -> None:
     def lost_and_stuck(system: Any) -> None:
         system.recovery = LOST
-        system.cluster.network.stuck = True
+        system.cluster.network.ignores_heals = True
 
     _, results, _ = memory_run(system=lost_and_stuck)
     assert results["valid"] == results["checks"]["recovers"]["valid"] == "unknown"
     assert "was not proven healed" in results["checks"]["recovers"]["reason"]
 
 
-def test_trouble_of_the_run_itself_is_not_the_systems() -> None:
+def test_recovery_is_unknown_if_the_run_itself_had_trouble() -> None:
     healed = [{"id": "f1", "nemesis": "kill", "variant": "sigkill@one", "healed": True}]
     assert judge_recovery(LOST, healed, []).valid is False
     assert judge_recovery(LOST, healed, ["healing: no route to n1"]).valid == "unknown"
     assert judge_recovery(CheckOutcome(True, "back"), [], ["final reads: gone"]).valid is True
 
 
-def test_a_harness_that_was_kept_from_running_blames_nobody() -> None:
+def test_recovery_is_unknown_if_the_harness_was_stalled() -> None:
     class Starved:
         async def recover(self, *, timeout_s: float) -> CheckOutcome:
             await asyncio.sleep(0.3)
@@ -84,7 +84,7 @@ def silent_after_the_load(
     refusals: int = 1_000_000,
     outcome: CheckOutcome = BACK,
 ) -> None:
-    """Reads of these keys that nobody answers once the system was asked whether it is back, and said that it is."""
+    """Let reads of these keys time out once the system has been asked whether it has recovered."""
     state = {"silent": also_before}
 
     class Silent(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
@@ -103,15 +103,15 @@ def silent_after_the_load(
     system.recover = recover
 
 
-def test_a_system_that_listens_and_answers_nobody_has_not_come_back(memory_run: Any) -> None:
+def test_a_system_that_answers_no_final_operation_has_not_recovered(memory_run: Any) -> None:
     _, results, _ = memory_run(system=silent_after_the_load)
     told = r"recovers: 5 hosts served after 0\.0 s, and answered nobody: none of \d+ final operations "
     told += r"succeeded within \d+ s \(last error: \w+: timeout\)"
     assert results["valid"] is False and re.match(told, results["reason"]), results["reason"]
 
 
-def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(memory_run: Any) -> None:
-    """Then it may be the client that cannot read."""
+def test_reads_that_failed_under_load_as_well_do_not_count_against_recovery(memory_run: Any) -> None:
+    """The client may be unable to read at all."""
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, also_before=True))
     assert (
         results["valid"] == "unknown"
@@ -121,22 +121,24 @@ def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(me
 
 
 @pytest.mark.parametrize(("keys", "valid"), [(range(8), False), (range(0), "unknown")])
-def test_where_a_question_hung_clients_decide(memory_run: Any, keys: Collection[int], valid: bool | str) -> None:
-    """A system that answers nobody has not come back; of one that serves its clients, nobody knows."""
+def test_final_operations_decide_if_a_status_request_hung(
+    memory_run: Any, keys: Collection[int], valid: bool | str
+) -> None:
+    """A system that answers no client has not recovered; if it serves its clients, recovery is unknown."""
     hung = CheckOutcome("unknown", "not back after 5 s: status(n1) took more than 1 s", {CLIENTS_DECIDE: True})
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, keys=keys, outcome=hung))
     assert results["valid"] == valid and "recovers: not back after 5 s: status(n1)" in results["reason"], results
     assert ("answered nobody" in results["reason"]) is (valid is False)
 
 
-def test_a_key_that_can_never_be_read_again_has_not_come_back(memory_run: Any) -> None:
+def test_a_key_that_stays_unreadable_has_not_recovered(memory_run: Any) -> None:
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, keys=[1]))
     told = r"recovers: 5 hosts served after 0\.0 s, but none of the final operations on key 1 succeeded within \d+ s "
     assert results["valid"] is False and re.match(told + r"\(last error: read: timeout\)$", results["reason"])
 
 
-def test_a_key_that_is_read_a_moment_later_has_come_back(memory_run: Any) -> None:
-    """Four threads read one of two keys twice each; reads of key 1 are refused, and all is read again."""
+def test_a_key_that_is_read_on_a_later_attempt_has_recovered(memory_run: Any) -> None:
+    """Four threads read one of two keys twice each; the first 8 reads of key 1 time out, and all is read again."""
 
     def refusing(system: Any) -> None:
         silent_after_the_load(system, keys=[1], refusals=8)
@@ -148,7 +150,7 @@ def test_a_key_that_is_read_a_moment_later_has_come_back(memory_run: Any) -> Non
     assert any(event["type"] == "ok" and event["key"] == 1 for event in finals)
 
 
-def test_a_client_with_a_bug_in_the_final_reads_does_not_accuse_the_system(memory_run: Any) -> None:
+def test_recovery_is_unknown_if_clients_fail_with_a_bug_in_the_final_reads(memory_run: Any) -> None:
     def buggy(system: Any) -> None:
         silent_after_the_load(system)
         silent = system.connection
@@ -171,7 +173,7 @@ def test_a_client_with_a_bug_in_the_final_reads_does_not_accuse_the_system(memor
     assert results["checks"]["recovers"]["reason"].endswith("; the clients failed with unexpected errors")
 
 
-def test_a_system_that_was_not_given_its_time_is_not_judged(memory_run: Any) -> None:
+def test_recovery_is_unknown_if_the_run_was_interrupted_too_early(memory_run: Any) -> None:
     def interrupted(system: Any) -> None:
         silent_after_the_load(system)
         silent = system.recover
@@ -204,7 +206,7 @@ class OneStart(BrokerSystem):
 
 
 @pytest.mark.serial
-def test_a_broker_that_cannot_start_again_is_found(tmp_path: Path) -> None:
+def test_a_broker_that_cannot_restart_is_found_invalid(tmp_path: Path) -> None:
     test = Test(
         system="broker", cluster="local", nodes=3, workload="register", nemesis=(NemesisChoice("kill", "sigkill@n2"),),
         nemesis_interval_s=1.0, time_limit_s=4.0, concurrency=3, rate=50.0, seed=3,

@@ -1,4 +1,4 @@
-"""Plug-ins: what is wrong with one is found when it is looked up, all of it, by name; and one does not end the list."""
+"""Plug-ins: a lookup reports everything that is wrong with one, by name, and a broken one does not end the list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Have a distribution: a module with a source, and entry points `kind=name:OBJECT` that lie in it."""
+    """A function that installs a distribution: a module with this source and entry points `kind=name:OBJECT` in it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     numbers = iter(range(100))
 
@@ -80,7 +80,7 @@ BAD_NEMESIS = """
 
 
 @pytest.mark.parametrize("kind", list(registry.KINDS))
-def test_everything_of_our_own_conforms(kind: str) -> None:
+def test_all_built_in_parts_conform(kind: str) -> None:
     found = registry.survey(kind)
     assert found and list(found) == registry.names(kind)
     assert {name: item.reason for name, item in found.items() if isinstance(item, registry.Broken)} == {}
@@ -92,14 +92,14 @@ def test_a_plug_in_that_conforms_is_found(install: Install) -> None:
     assert registry.load("nemeses", "quake").variants == ("mild", "strong")
 
 
-def test_a_class_in_the_place_of_a_nemesis_is_refused(install: Install) -> None:
-    """It has all members that one needs, and its properties and methods know no object."""
+def test_a_class_in_place_of_a_nemesis_instance_is_refused(install: Install) -> None:
+    """The class has all members of a nemesis, but its properties and methods are not bound."""
     install(GOOD_NEMESIS, "nemeses=quake:Quake")
     with pytest.raises(OperatorError, match="is the class Quake, not an instance: name an instance in the module"):
         registry.load("nemeses", "quake")
 
 
-def test_everything_that_is_wrong_with_a_plug_in_is_said_at_once(install: Install) -> None:
+def test_all_problems_of_a_plug_in_are_reported_at_once(install: Install) -> None:
     install(BAD_NEMESIS, "nemeses=quake:QUAKE")
     with pytest.raises(OperatorError) as caught:
         registry.load("nemeses", "quake")
@@ -119,7 +119,7 @@ def test_everything_that_is_wrong_with_a_plug_in_is_said_at_once(install: Instal
     }
 
 
-def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(install: Install) -> None:
+def test_the_constructor_and_the_members_of_a_plug_in_class_are_checked(install: Install) -> None:
     install(
         """
         class Bank:
@@ -165,7 +165,7 @@ def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(
         ("", "AttributeError: "),
     ],
 )
-def test_a_plug_in_that_cannot_be_imported_ends_neither_the_list_nor_the_others(
+def test_a_plug_in_that_cannot_be_imported_affects_neither_list_nor_other_parts(
     install: Install, capsys: pytest.CaptureFixture[str], source: str, expected: str
 ) -> None:
     install(source, "nemeses=quake:QUAKE")
@@ -180,7 +180,7 @@ def test_a_plug_in_that_cannot_be_imported_ends_neither_the_list_nor_the_others(
     assert registry.load("nemeses", "kill").name == "kill"
 
 
-def test_a_system_must_have_the_whole_of_an_ability(install: Install) -> None:
+def test_a_system_must_implement_an_ability_completely(install: Install) -> None:
     install(
         """
         from harness.systems.broker import BrokerSystem

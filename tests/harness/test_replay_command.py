@@ -1,4 +1,4 @@
-"""`harness replay`: what the test of a run says, and what the command line says instead."""
+"""`harness replay`: options come from the test of the run, unless the command line overrides them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from harness.test import Test
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gives the arguments by which a run on a cluster of machines would be made again."""
+def replay_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that returns the arguments with which `harness replay` would repeat a run on machines."""
     store = Store(str(tmp_path / "store"))
     options = {"inventory": "hosts.toml", "mechanism": "seccomp"}
     test = Test(
@@ -47,27 +47,29 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return ask
 
 
-def test_a_run_is_made_again_where_it_was_made(asked: Any) -> None:
-    arguments = asked()
+def test_replay_uses_the_cluster_and_the_options_of_the_run(replay_arguments: Any) -> None:
+    arguments = replay_arguments()
     assert (arguments.cluster, arguments.inventory, arguments.mechanism) == ("ssh", "hosts.toml", "seccomp")
     assert (arguments.nodes, arguments.checker_memory, arguments.checker_timeout) == (3, 77, 7.0)
 
 
-def test_what_is_given_goes_before(asked: Any) -> None:
-    arguments = asked("--cluster", "ssh", "--inventory", "others.toml", "--checker-memory", "99", "--nodes", "5")
+def test_options_of_the_command_line_override_those_of_the_run(replay_arguments: Any) -> None:
+    arguments = replay_arguments(
+        "--cluster", "ssh", "--inventory", "others.toml", "--checker-memory", "99", "--nodes", "5"
+    )
     assert (arguments.cluster, arguments.inventory, arguments.mechanism) == ("ssh", "others.toml", "seccomp")
     assert (arguments.nodes, arguments.checker_memory, arguments.checker_timeout) == (5, 99, 7.0)
 
 
-def test_another_cluster_has_none_of_its_options(asked: Any) -> None:
-    arguments = asked("--cluster", "sim")
+def test_another_cluster_gets_none_of_the_runs_cluster_options(replay_arguments: Any) -> None:
+    arguments = replay_arguments("--cluster", "sim")
     assert (arguments.cluster, arguments.inventory, arguments.mechanism, arguments.nodes) == ("sim", None, None, 3)
 
 
 @pytest.mark.parametrize(
     "words", [["replay", "pipe", "--times", "2"], ["run", "--nemesis-schedule", "pipe", "--test-count", "2"]]
 )
-def test_a_schedule_that_can_be_read_once_is_of_one_run(
+def test_a_schedule_from_a_pipe_is_refused_for_several_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +80,7 @@ def test_a_schedule_that_can_be_read_once_is_of_one_run(
     assert "schedule pipe can be read only once, but 2 runs read it: save it to a file" in capsys.readouterr().err
 
 
-def test_a_schedule_that_came_by_a_pipe_is_named_where_the_run_keeps_it(tmp_path: Path) -> None:
+def test_a_schedule_from_a_pipe_is_recorded_as_the_runs_stored_copy(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, json.dumps([{"at_s": 0.1, "action": "inject", "id": "f1", "nemesis": "kill",
                                   "variant": "sigkill@minority"}]).encode())  # fmt: skip
@@ -90,7 +92,7 @@ def test_a_schedule_that_came_by_a_pipe_is_named_where_the_run_keeps_it(tmp_path
     assert f"--nemesis-schedule {run_dir.schedule_path} " in run_dir.read_results()["replay"]
 
 
-def test_a_schedule_that_can_be_read_once_is_not_read_again_in_a_user_namespace(
+def test_a_schedule_from_stdin_is_refused_if_a_user_namespace_is_entered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.commands.run.reexec", lambda words: pytest.fail("it was read before"))

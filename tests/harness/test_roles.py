@@ -1,4 +1,4 @@
-"""Who led when in a run of a system whose logs do not tell it here: polled, recorded, shown in its replay."""
+"""Who led when, in a run of a system whose logs are not parsed: polled, recorded, and shown in the replay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.systems.base import CheckOutcome
 LEADS, FOLLOWS = {"leads": "true", "term": "1"}, {"leads": "false", "term": "1"}
 
 
-def test_changes_are_kept_and_nothing_else() -> None:
+def test_only_changes_of_roles_are_recorded() -> None:
     roles = RoleLog()
     for time_ns, host, status in (
         (1, "n1", LEADS), (1, "n2", FOLLOWS), (2, "n1", LEADS), (2, "n2", None), (3, "n1", None), (3, "n2", None),
@@ -31,7 +31,7 @@ def test_changes_are_kept_and_nothing_else() -> None:
     assert roles.leading() == ["n2", "n1"]
 
 
-def test_they_are_bounded() -> None:
+def test_recorded_changes_of_roles_are_bounded() -> None:
     roles = RoleLog()
     for number in range(MAX_CHANGES + 10):
         roles.note(number, "n1", {"leads": "true", "term": str(number)})
@@ -44,10 +44,10 @@ def test_damaged_results_have_no_roles() -> None:
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_a_system_that_tells_who_leads_is_asked_during_the_load(
+def test_a_system_that_reports_its_leader_is_polled_during_the_load(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_watched: bool
 ) -> None:
-    """Whether anybody watches or not, and what it said is in the replay."""
+    """With and without a live panel; the replay shows the roles."""
     monkeypatch.setattr(harness.runner, "LEADER_INTERVAL_S", 0.05)
     asked: list[str] = []
 
@@ -72,7 +72,7 @@ def test_a_system_that_tells_who_leads_is_asked_during_the_load(
     assert '"leader"' in replay_page(replay)
 
 
-def test_who_is_elected_after_the_load_is_seen_too(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_elected_after_the_load_is_recorded_too(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.runner, "LEADER_INTERVAL_S", 0.05)
     leader = "n1"
 
@@ -93,7 +93,7 @@ def test_who_is_elected_after_the_load_is_seen_too(memory_run: Any, monkeypatch:
     assert [change[1:] for change in results["system"]["roles"]][-2:] == [["n1", "follower", 0], ["n2", "leader", 0]]
 
 
-def test_what_breaks_the_following_of_leaders_is_trouble(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_tracking_the_leader_is_trouble(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(system: Any) -> None:
         def note(self: RoleLog, *about: Any) -> None:
             raise ValueError("no room")
@@ -106,7 +106,7 @@ def test_what_breaks_the_following_of_leaders_is_trouble(memory_run: Any, monkey
     assert "tracking the leader: ValueError: no room" in results["trouble"]
 
 
-def test_a_system_that_does_not_tell_is_not_asked(memory_run: Any) -> None:
+def test_a_system_that_does_not_report_its_leader_is_not_polled(memory_run: Any) -> None:
     def silent(system: Any) -> None:
         async def status(host: str, *, timeout_s: float) -> Mapping[str, str] | None:
             raise AssertionError("it was asked")

@@ -1,4 +1,4 @@
-"""The summaries of a store's runs: what they say, what the cache of them may never say, and who may write it."""
+"""Summaries of a store's runs, and their cache, which may be stale, damaged or unwritable but must not mislead."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def names(store: Store) -> list[str]:
     return [run.name for run in read_index(store).runs]
 
 
-def test_a_run_in_a_line(store: Store) -> None:
+def test_the_summary_of_a_run_has_its_test_verdict_and_counts(store: Store) -> None:
     make(store)
     assert [run.to_json() for run in read_index(store).runs] == [
         {
@@ -73,19 +73,19 @@ def test_a_run_in_a_line(store: Store) -> None:
     assert run.age_s(NOON + timedelta(hours=1)) == 3600
 
 
-def test_newest_first_and_none_without_a_store(store: Store) -> None:
+def test_runs_are_listed_newest_first_and_a_missing_store_has_none(store: Store) -> None:
     assert read_index(store).runs == []
     runs = [make(store, minutes=minutes, name=name) for minutes, name in ((2, "a"), (0, "b"), (1, "a"), (1, "c"))]
     assert names(store) == [runs[i].name for i in (0, 3, 2, 1)]
 
 
 @pytest.mark.parametrize("valid", ["unknown", None, 1, "true", [], {"valid": True}])
-def test_only_true_is_valid(store: Store, valid: Any) -> None:
+def test_only_true_counts_as_valid(store: Store, valid: Any) -> None:
     make(store, valid=valid)
     assert [run.verdict for run in read_index(store).runs] == ["unknown"]
 
 
-def test_a_run_at_work_and_one_that_died(store: Store) -> None:
+def test_a_run_without_results_is_running_or_unfinished(store: Store) -> None:
     running = store.create("t", now=NOON)
     running.write_test(TEST)
     store.create("t", now=NOON + timedelta(minutes=1)).release()
@@ -95,9 +95,7 @@ def test_a_run_at_work_and_one_that_died(store: Store) -> None:
     assert [run.verdict for run in read_index(store).runs] == ["unfinished", "valid"]
 
 
-def test_a_run_that_is_judged_between_two_looks_is_not_unfinished(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_finishes_while_it_is_read_is_not_unfinished(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     run = store.create("t", now=NOON)
     run.write_test(TEST)
 
@@ -110,7 +108,7 @@ def test_a_run_that_is_judged_between_two_looks_is_not_unfinished(
     assert [one.verdict for one in read_index(store).runs] == ["valid"]
 
 
-def test_results_behind_a_link_are_not_read(store: Store, tmp_path: Path) -> None:
+def test_results_behind_a_symlink_are_not_read(store: Store, tmp_path: Path) -> None:
     run = make(store)
     run.results_path.rename(tmp_path / "elsewhere.json")
     run.results_path.symlink_to(tmp_path / "elsewhere.json")
@@ -121,7 +119,7 @@ def test_results_behind_a_link_are_not_read(store: Store, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "name", ["t", "t/", "/t", "../t", "t/..", "t/latest", "a/b/c", "t/20260131T120000Z\n", "", "x" * 300 + "/y"]
 )
-def test_names_that_are_no_runs(store: Store, name: str) -> None:
+def test_invalid_run_names_have_no_summary(store: Store, name: str) -> None:
     make(store, name="t")
     assert read_summary(store, name) is None
 
@@ -132,13 +130,13 @@ def test_damaged_results_are_unknown_and_say_why(store: Store) -> None:
     assert run.verdict == "unknown" and "damaged" in run.reason
 
 
-def test_a_run_that_only_its_owner_may_read_is_unknown_and_takes_no_other_run_along(
+def test_an_unreadable_run_is_unknown_and_does_not_affect_other_runs(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden, other = make(store), make(store, minutes=1)
     is_run = module.is_run
 
-    def refused(path: Path) -> bool:  # what Path.is_file does below a directory that may not be entered
+    def refused(path: Path) -> bool:  # as Path.is_file does below a directory that may not be entered
         if path == hidden.path:
             raise PermissionError(13, "Permission denied", str(path / "test.json"))
         return is_run(path)
@@ -151,7 +149,9 @@ def test_a_run_that_only_its_owner_may_read_is_unknown_and_takes_no_other_run_al
     assert read_summary(store, hidden.name) == found[hidden.name]
 
 
-def test_a_run_in_a_folder_that_cannot_be_read_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_an_unreadable_folder_is_unknown_with_the_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make(store)
 
     def refused(path: Path) -> bool:
@@ -164,7 +164,7 @@ def test_a_run_in_a_folder_that_cannot_be_read_says_so(store: Store, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["results.json", "test.json"])
-def test_what_could_not_be_read_is_not_kept_for_those_who_can(
+def test_the_summary_of_an_unreadable_run_is_not_cached(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     run, other = make(store), make(store, minutes=1)
@@ -189,14 +189,14 @@ def test_what_could_not_be_read_is_not_kept_for_those_who_can(
         assert whole[other.name] == found[other.name]
 
 
-def test_what_is_judged_again_is_read_again(store: Store) -> None:
+def test_new_results_of_a_run_are_read_again(store: Store) -> None:
     run = make(store)
     assert read_index(store).runs[0].verdict == "valid"
     run.write_results({**RESULTS, "valid": False})
     assert read_index(store).runs[0].verdict == "invalid"
 
 
-def test_a_change_that_keeps_the_size_is_seen_by_its_time(store: Store) -> None:
+def test_a_change_of_equal_size_is_detected_by_its_time(store: Store) -> None:
     run = make(store, reason="aaaa")
     read_index(store)
     text = run.results_path.read_text()
@@ -205,7 +205,7 @@ def test_a_change_that_keeps_the_size_is_seen_by_its_time(store: Store) -> None:
     assert read_index(store).runs[0].reason == "bbbb"
 
 
-def test_results_are_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_results_are_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for minutes in range(3):
         make(store, minutes=minutes)
     before = read_index(store).runs
@@ -215,7 +215,7 @@ def test_results_are_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     assert read == []
 
 
-def test_a_run_that_is_gone_is_not_in_the_cache_any_more(store: Store) -> None:
+def test_a_removed_run_is_dropped_from_the_cache(store: Store) -> None:
     run = make(store)
     make(store, minutes=1)
     read_index(store)
@@ -226,7 +226,7 @@ def test_a_run_that_is_gone_is_not_in_the_cache_any_more(store: Store) -> None:
     assert run.name not in (store.root / module.CACHE).read_text()
 
 
-def test_a_test_that_is_removed_while_it_is_listed_takes_no_other_run_along(
+def test_a_test_removed_during_the_listing_does_not_affect_other_runs(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, gone = make(store, name="b-kept"), make(store, name="a-gone")
@@ -242,7 +242,7 @@ def test_a_test_that_is_removed_while_it_is_listed_takes_no_other_run_along(
     assert names(store) == [kept.name]
 
 
-def test_a_folder_that_cannot_be_read_is_named_and_takes_no_run_along(
+def test_an_unreadable_folder_is_named_and_does_not_affect_other_runs(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, hidden = make(store, name="b-kept"), make(store, name="a-hidden")
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_takes_no_run_along(
         b'{"format": 1, "fields": [], "runs": []}',
     ],
 )  # fmt: skip
-def test_a_damaged_cache_is_made_anew(store: Store, damage: bytes) -> None:
+def test_a_damaged_cache_is_rebuilt(store: Store, damage: bytes) -> None:
     make(store)
     before = read_index(store).runs
     (store.root / module.CACHE).write_bytes(damage)
@@ -286,7 +286,7 @@ def test_a_damaged_cache_is_made_anew(store: Store, damage: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("verdict", "fine"), ("reason", 5), ("ok", "many"), ("seed", True), ("duration_s", "long")]
 )
-def test_an_entry_of_the_wrong_kind_is_not_believed(store: Store, field: str, value: Any) -> None:
+def test_a_cache_entry_of_the_wrong_type_is_ignored(store: Store, field: str, value: Any) -> None:
     make(store)
     before = read_index(store).runs
     path = store.root / module.CACHE
@@ -314,7 +314,7 @@ def test_the_number_of_runs_is_bounded(store: Store, monkeypatch: pytest.MonkeyP
     assert index.left_out == 3
 
 
-def test_links_and_odd_names_are_no_runs(store: Store, tmp_path: Path) -> None:
+def test_symlinks_and_invalid_names_are_not_listed(store: Store, tmp_path: Path) -> None:
     kept = make(store)
     outside = make(Store(tmp_path / "other"))
     (store.root / "linked").symlink_to(outside.path.parent)
@@ -326,7 +326,7 @@ def test_links_and_odd_names_are_no_runs(store: Store, tmp_path: Path) -> None:
     assert names(store) == [kept.name]
 
 
-def test_a_store_that_cannot_be_written_is_read_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_written_is_still_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     make(store)
 
     def refuse(*_: Any) -> None:
@@ -337,7 +337,7 @@ def test_a_store_that_cannot_be_written_is_read_all_the_same(store: Store, monke
     assert not (store.root / module.CACHE).exists()
 
 
-def test_processes_that_write_at_once_leave_a_whole_cache(store: Store) -> None:
+def test_concurrent_writers_leave_a_complete_cache(store: Store) -> None:
     code = (
         "import sys; from datetime import UTC, datetime; from harness.store import Store\n"
         "from harness.run_index import index_lock, read_index\n"
@@ -352,11 +352,13 @@ def test_processes_that_write_at_once_leave_a_whole_cache(store: Store) -> None:
     processes = [subprocess.Popen(command, cwd=cwd) for _ in range(3)]
     assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
     data = json.loads((store.root / module.CACHE).read_bytes())
-    assert len(data["runs"]) == 30, "the last that wrote had seen the runs of all"
+    assert len(data["runs"]) == 30, "the last writer had seen the runs of all"
     assert not [path for path in store.root.iterdir() if path.name.startswith(".runs.json.")]
 
 
-def test_a_lock_that_is_never_given_up_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_released_is_waited_for_only_briefly(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(store)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
     passed = []
@@ -375,7 +377,7 @@ def summary(**changes: Any) -> RunSummary:
     )  # fmt: skip
 
 
-def test_runs_are_selected() -> None:
+def test_runs_are_selected_by_fields_and_by_words() -> None:
     runs = [
         summary(nemesis="partition=leader,kill", verdict="invalid", reason="Lost 7"),
         summary(nemesis="kill=sigkill", workload="queue"),
@@ -405,7 +407,7 @@ JSON = st.recursive(
     test=st.dictionaries(st.sampled_from([*TEST, "x"]), JSON),
     results=st.dictionaries(st.sampled_from([*RESULTS, "x"]), JSON),
 )
-def test_whatever_the_files_hold_a_run_is_summed_up_and_kept(
+def test_a_run_is_summarised_and_cached_whatever_its_files_hold(
     tmp_path_factory: pytest.TempPathFactory, test: Any, results: Any
 ) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
@@ -418,4 +420,4 @@ def test_whatever_the_files_hold_a_run_is_summed_up_and_kept(
     assert (found.verdict == "valid") == (results.get("valid") is True)
     assert all(value.isprintable() for value in found.to_json().values() if isinstance(value, str))
     assert list(read_index(store).runs) == [found]
-    assert len(module._load(store.root)) == 1, "what was written is believed when it is read"
+    assert len(module._load(store.root)) == 1, "the cache that was written is accepted when read"

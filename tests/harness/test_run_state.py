@@ -38,7 +38,7 @@ from harness.run_state import (
 from tests.headless import HEADLESS
 
 
-def test_a_state_is_a_live_run_of_this_process(tmp_path: Path) -> None:
+def test_a_new_state_describes_a_live_run_of_this_process(tmp_path: Path) -> None:
     run = RunState.create("r1", state_root=str(tmp_path))
     record = load_run(run.path)
     assert (record.run_id, record.pid, record.claims) == ("r1", os.getpid(), ())
@@ -47,7 +47,7 @@ def test_a_state_is_a_live_run_of_this_process(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(run.path).st_mode) == 0o600
 
 
-def test_claims_are_on_file_before_the_call_returns_and_releases_take_them_away(tmp_path: Path) -> None:
+def test_claims_are_written_before_the_call_returns_and_removed_by_releases(tmp_path: Path) -> None:
     run = RunState.create("r1", state_root=str(tmp_path))
     run.claim(KIND_NETNS, "sb-r1-n1", colour="blue")
     run.claim_all([Claim(KIND_DIRECTORY, "/tmp/x y\nz", {}), Claim(KIND_NETNS, "sb-r1-n2", {})])
@@ -60,7 +60,7 @@ def test_claims_are_on_file_before_the_call_returns_and_releases_take_them_away(
     )
 
 
-def test_a_disk_that_is_full_for_a_while_damages_no_state_and_stops_no_release(tmp_path: Path) -> None:
+def test_a_temporarily_full_disk_damages_no_state_and_prevents_no_release(tmp_path: Path) -> None:
     run = RunState.create("r1", state_root=str(tmp_path))
     run.claim(KIND_NETNS, "sb-r1-n1")
     run.claim(KIND_NETNS, "sb-r1-n2")
@@ -96,9 +96,7 @@ def test_close_removes_the_state_only_when_nothing_is_claimed(tmp_path: Path) ->
         other.claim(KIND_NETNS, "late")
 
 
-def test_things_that_outlive_a_reboot_are_fsynced_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_claims_that_may_outlive_a_reboot_are_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunState.create("r1", state_root=str(tmp_path))
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
@@ -109,7 +107,7 @@ def test_things_that_outlive_a_reboot_are_fsynced_and_others_are_not(
     assert len(synced) == 2
 
 
-def test_one_state_per_run(tmp_path: Path) -> None:
+def test_a_run_id_can_have_only_one_state(tmp_path: Path) -> None:
     RunState.create("r1", state_root=str(tmp_path))
     with pytest.raises(StateError, match="harness clean"):
         RunState.create("r1", state_root=str(tmp_path))
@@ -117,13 +115,13 @@ def test_one_state_per_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a b", ".hidden", "x" * 65, "a\n"])
-def test_run_ids_that_are_no_names_are_refused(tmp_path: Path, run_id: str) -> None:
+def test_invalid_run_ids_are_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(StateError, match="bad run id"):
         RunState.create(run_id, state_root=str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
-def test_a_killed_harness_leaves_a_dead_run_and_a_new_process_with_its_pid_does_not_revive_it(
+def test_a_run_whose_harness_was_killed_is_dead_even_if_its_pid_is_reused(
     tmp_path: Path,
 ) -> None:
     script = (
@@ -140,7 +138,7 @@ def test_a_killed_harness_leaves_a_dead_run_and_a_new_process_with_its_pid_does_
     record = load_run(path)
     assert not record.is_live
     assert [claim.ident for claim in record.claims] == ["sb-r1-n1"]
-    # The same pid, as a process that started at another time, and the same process before a reboot.
+    # This process, another one with its pid, and a process from before a reboot.
     here = process_start_ticks(os.getpid())
     assert here is not None
     lines = Path(path).read_text().splitlines()
@@ -154,7 +152,7 @@ def test_a_killed_harness_leaves_a_dead_run_and_a_new_process_with_its_pid_does_
         assert load_run(path).is_live is expected
 
 
-def test_a_zombie_does_not_live() -> None:
+def test_a_zombie_counts_as_dead() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.read()
@@ -165,7 +163,7 @@ def test_a_zombie_does_not_live() -> None:
         assert process_start_ticks(child.pid) is None
 
 
-def test_a_process_whose_first_thread_has_ended_lives(tmp_path: Path) -> None:
+def test_a_process_whose_first_thread_has_ended_counts_as_live(tmp_path: Path) -> None:
     environment = {**os.environ, "COLOUR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=environment) as child:
         try:
@@ -188,7 +186,7 @@ def test_a_process_whose_first_thread_has_ended_lives(tmp_path: Path) -> None:
     ),
     cut_bytes=st.integers(min_value=0, max_value=200),
 )
-def test_a_state_cut_off_anywhere_says_what_its_whole_lines_said(
+def test_a_truncated_state_has_the_claims_of_its_complete_lines(
     entries: list[tuple[bool, str, str, int]], cut_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -210,7 +208,7 @@ def test_a_state_cut_off_anywhere_says_what_its_whole_lines_said(
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b"garbage\n", b'{"format": 99}\n', b"\xff\xfe\n"])
-def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_state_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
     with pytest.raises(StateError) as caught:
@@ -218,7 +216,9 @@ def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, content:
     assert "\n" not in str(caught.value)
 
 
-def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_state_directory_depends_on_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(run_state.STATE_DIR_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", "relative")
@@ -240,7 +240,7 @@ def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert state_roots() == [str(tmp_path / "here")]
 
 
-def test_the_state_directory_must_be_ours_alone(tmp_path: Path) -> None:
+def test_the_state_directory_is_made_private_and_must_not_be_a_link_or_a_file(tmp_path: Path) -> None:
     root = tmp_path / "state"
     root.mkdir(mode=0o777)
     root.chmod(0o777)
@@ -267,7 +267,7 @@ def test_the_state_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         runs_in(str(root))
 
 
-def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_directory_is_claimed_unless_it_existed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = RunState.create("r1", state_root=str(tmp_path / "state"))
     path = run.make_temp_dir("disk")
@@ -280,10 +280,10 @@ def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monk
     foreign.mkdir()
     with pytest.raises(StateError, match="File exists"):
         run.make_temp_dir("foreign")
-    assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),), "what another one made is not claimed"
+    assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),), "a directory that existed is not claimed"
 
 
-def test_the_directory_of_states_goes_with_the_last_one_if_it_is_our_own(tmp_path: Path) -> None:
+def test_the_default_state_directory_is_removed_with_its_last_state(tmp_path: Path) -> None:
     own, given = tmp_path / f"splitbrain-{os.geteuid()}", tmp_path / "given"
     for root, survives in ((own, False), (given, True)):
         first, second = (RunState.create(name, state_root=str(root)) for name in ("r1", "r2"))
@@ -295,10 +295,10 @@ def test_the_directory_of_states_goes_with_the_last_one_if_it_is_our_own(tmp_pat
 
 
 @pytest.mark.parametrize("step", ["path.isdir", "lstat", "chmod", "open"])
-def test_a_directory_that_vanishes_while_a_state_begins_is_made_again(
+def test_a_state_directory_that_vanishes_during_creation_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """As when another run ends between two steps: twice, before the directory is looked at or written to."""
+    """As when another run ends between two steps, here twice before the directory is examined or written to."""
     root = tmp_path / "splitbrain"
     module, name = (os.path, "isdir") if step == "path.isdir" else (os, step)
     real, left = getattr(module, name), [2]
@@ -309,7 +309,7 @@ def test_a_directory_that_vanishes_while_a_state_begins_is_made_again(
             os.rmdir(root)
         return real(path, *arguments, **options)
 
-    if step in ("path.isdir", "chmod"):  # which are asked only of a directory that is there already
+    if step in ("path.isdir", "chmod"):  # called only on an existing directory
         made, opened = os.makedirs, os.chmod
 
         def makedirs(path: str, **options: Any) -> None:
@@ -325,9 +325,8 @@ def test_a_directory_that_vanishes_while_a_state_begins_is_made_again(
     assert os.listdir(root) == ["r1.jsonl"]
 
 
-def test_runs_that_begin_and_end_at_the_same_time_do_not_disturb_one_another(tmp_path: Path) -> None:
-    """Each takes the directory with it where it is the last one, and makes it where it is the first. In memory, where
-    they are quick enough to meet."""
+def test_concurrently_created_and_closed_states_do_not_disturb_one_another(tmp_path: Path) -> None:
+    """The last state removes the directory, the first one makes it. In memory, where they are likely to collide."""
     script = (
         "import sys; from harness.run_state import RunState\n"
         "for number in range(1000): assert RunState.create(f'{sys.argv[2]}-{number}', state_root=sys.argv[1]).close()"

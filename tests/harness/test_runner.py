@@ -1,4 +1,4 @@
-"""Whole runs in memory: what ends how, and what is left behind."""
+"""Whole runs in memory: how they end, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from nemesis.partition import Partition
 
 
 class Panic(BaseException):
-    """What a library in Rust raises."""
+    """As raised by a library written in Rust."""
 
 
-def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None:
+def test_a_correct_system_is_valid_and_all_files_are_written(memory_run: Any) -> None:
     run_dir, results, _ = memory_run()
     assert results["valid"] is True, results["reason"]
     assert results["faults"] and all(fault["proven"] and fault["healed"] for fault in results["faults"])
@@ -58,7 +58,9 @@ def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None
         assert pyarrow.parquet.read_table(run_dir.parquet_path).num_rows == len(events)
 
 
-def test_without_pyarrow_all_is_left_but_the_parquet(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_all_files_but_the_parquet_are_written(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "harness.history_parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     run_dir, results, _ = memory_run()
@@ -70,7 +72,7 @@ def test_without_pyarrow_all_is_left_but_the_parquet(memory_run: Any, monkeypatc
     assert run_dir.status is RunStatus.FINISHED
 
 
-def test_stale_reads_make_it_invalid(memory_run: Any) -> None:
+def test_stale_reads_make_the_run_invalid(memory_run: Any) -> None:
     def stale(system: Any) -> None:
         system.stale_reads = True
 
@@ -79,9 +81,9 @@ def test_stale_reads_make_it_invalid(memory_run: Any) -> None:
     assert 2 <= len(results["checks"]["linearizable"]["witness"]["operations"]) <= 6
 
 
-def test_an_ineffective_nemesis_makes_it_unknown(memory_run: Any) -> None:
+def test_an_ineffective_nemesis_makes_the_run_unknown(memory_run: Any) -> None:
     def deaf(system: Any) -> None:
-        system.cluster.network.deaf = True
+        system.cluster.network.ignores_cuts = True
 
     _, results, _ = memory_run(system=deaf)
     assert results["valid"] == "unknown"
@@ -89,26 +91,26 @@ def test_an_ineffective_nemesis_makes_it_unknown(memory_run: Any) -> None:
     assert all(fault["proven"] is False for fault in results["faults"])
 
 
-def test_what_will_keep_cuts_from_being_proven_is_said_before_the_load(memory_run: Any) -> None:
+def test_notes_on_links_are_printed_before_the_load_if_there_are_partitions(memory_run: Any) -> None:
     def noting(system: Any) -> None:
-        system.cluster.notes_on_links = lambda: ["there is a way past"]
+        system.cluster.notes_on_links = lambda: ["there is another route"]
 
     _, _, text = memory_run(system=noting)
-    assert text.index("note: there is a way past") < text.index("driving the load")
+    assert text.index("note: there is another route") < text.index("driving the load")
     _, _, text = memory_run(system=noting, nemesis=(), time_limit_s=0.2)
     assert "note:" not in text and "driving the load" in text
 
 
-def test_a_fault_that_stays_makes_it_unknown(memory_run: Any) -> None:
+def test_a_fault_that_is_not_healed_makes_the_run_unknown(memory_run: Any) -> None:
     def stuck(system: Any) -> None:
-        system.cluster.network.stuck = True
+        system.cluster.network.ignores_heals = True
 
     _, results, _ = memory_run(system=stuck)
     assert results["valid"] == "unknown"
     assert "not proven healed" in results["reason"]
 
 
-def test_diverged_replicas_make_it_invalid(memory_run: Any) -> None:
+def test_diverged_replicas_make_the_run_invalid(memory_run: Any) -> None:
     def diverged(system: Any) -> None:
         system.checks = {"replicas": CheckOutcome(False, "n1 and n2 differ at byte 7")}
 
@@ -158,7 +160,7 @@ def test_ctrl_c_heals_and_still_gives_a_verdict(memory_run: Any) -> None:
     assert seen[0].cluster.network.cuts == {} and seen[0].cluster.stopped
 
 
-def test_a_second_ctrl_c_says_what_is_waited_for_and_a_third_gives_up_waiting(memory_run: Any) -> None:
+def test_a_second_ctrl_c_names_the_pending_step_and_a_third_abandons_it(memory_run: Any) -> None:
     seen: list[Any] = []
 
     def interrupt_thrice(system: Any) -> None:
@@ -191,10 +193,10 @@ def test_a_second_ctrl_c_says_what_is_waited_for_and_a_third_gives_up_waiting(me
     assert "SIGINT: abandoning waiting for recovery" in said
     assert "waiting for recovery: abandoned after a third signal" in results["trouble"]
     assert results["valid"] == "unknown" and results["interrupted"] is not None
-    assert seen[0].cluster.stopped, "what comes after is done all the same"
+    assert seen[0].cluster.stopped, "the cluster is taken down all the same"
 
 
-async def go_on_for_ever() -> None:
+async def ignore_cancellation() -> None:
     while True:
         try:
             await asyncio.Event().wait()
@@ -203,7 +205,7 @@ async def go_on_for_ever() -> None:
 
 
 @pytest.mark.parametrize("what", ["cluster", "system"])
-def test_a_third_ctrl_c_gives_up_a_start_that_cannot_be_cancelled(
+def test_a_third_ctrl_c_abandons_a_start_that_ignores_cancellation(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     monkeypatch.setattr(left_behind, "END_S", 0.1)
@@ -214,7 +216,7 @@ def test_a_third_ctrl_c_gives_up_a_start_that_cannot_be_cancelled(
             os.kill(os.getpid(), signal.SIGINT)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
-        await go_on_for_ever()
+        await ignore_cancellation()
 
     def prepare(system: Any) -> None:
         clusters.append(system.cluster)
@@ -247,14 +249,14 @@ def test_a_start_that_raises_when_it_is_cancelled_leaves_no_traceback(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_status_that_goes_on_though_it_is_cancelled_does_not_hold_up_the_end(
+def test_a_status_request_that_ignores_cancellation_does_not_hold_up_the_end(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(left_behind, "END_S", 0.1)
 
     def prepare(system: Any) -> None:
         async def status(host: str, *, timeout_s: float) -> Any:
-            await go_on_for_ever()
+            await ignore_cancellation()
 
         system.status, system.cannot, system.tells_leader = status, {}, True
 
@@ -263,7 +265,7 @@ def test_a_status_that_goes_on_though_it_is_cancelled_does_not_hold_up_the_end(
 
 
 @pytest.mark.parametrize("phase", ["waiting for recovery", "final reads", "waiting for replicas to agree"])
-def test_ctrl_c_after_the_load_is_no_reason_to_call_the_run_valid(memory_run: Any, phase: str) -> None:
+def test_ctrl_c_after_the_load_makes_the_verdict_unknown(memory_run: Any, phase: str) -> None:
     pressed = False
 
     def press() -> None:
@@ -297,7 +299,7 @@ def test_ctrl_c_after_the_load_is_no_reason_to_call_the_run_valid(memory_run: An
     assert results["valid"] == "unknown" and results["reason"].startswith("interrupted: SIGINT after ")
 
 
-def test_ctrl_c_once_all_was_seen_changes_nothing(memory_run: Any) -> None:
+def test_ctrl_c_during_teardown_does_not_change_the_verdict(memory_run: Any) -> None:
     def interrupt(system: Any) -> None:
         async def stop() -> None:
             os.kill(os.getpid(), signal.SIGINT)
@@ -310,7 +312,7 @@ def test_ctrl_c_once_all_was_seen_changes_nothing(memory_run: Any) -> None:
     assert results["valid"] is True and results["interrupted"] is None
 
 
-def test_what_the_history_cannot_hold_ends_the_load_and_is_named(memory_run: Any) -> None:
+def test_a_value_that_json_cannot_represent_ends_the_load_and_is_named(memory_run: Any) -> None:
     def unwritable(system: Any) -> None:
         class Unwritable(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
             async def latest(self, key: int) -> Any:
@@ -324,7 +326,7 @@ def test_what_the_history_cannot_hold_ends_the_load_and_is_named(memory_run: Any
     assert results["valid"] == "unknown" and "ExceptionGroup" not in " ".join(results["trouble"])
 
 
-def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
+def test_a_client_with_a_bug_makes_the_run_unknown(memory_run: Any) -> None:
     def buggy(system: Any) -> None:
         class Buggy(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
             async def latest(self, key: int) -> Any:
@@ -338,7 +340,7 @@ def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_the_history_is_checked_is_said_and_ends_the_command_in_order(
+def test_a_signal_during_the_check_ends_the_command_and_keeps_the_history(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
 ) -> None:
     def interrupted(self: Any, history: Any, context: Any) -> Any:
@@ -353,7 +355,7 @@ def test_a_signal_while_the_history_is_checked_is_said_and_ends_the_command_in_o
     assert any(read_history(run_dir.history_path))
 
 
-def test_a_signal_once_there_is_a_verdict_says_that_it_is_kept(
+def test_a_signal_while_the_report_is_written_keeps_the_verdict(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("harness.report.page.write_report", lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -365,7 +367,7 @@ def test_a_signal_once_there_is_a_verdict_says_that_it_is_kept(
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
 @pytest.mark.parametrize("method", ["generator", "next", "update", "client", "final_generator", "final next"])
-def test_a_workload_that_raises_what_is_no_exception_ends_the_load_alone(
+def test_a_workload_that_raises_a_base_exception_ends_only_the_load(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException
 ) -> None:
     class Broken:
@@ -392,7 +394,7 @@ def test_a_workload_that_raises_what_is_no_exception_ends_the_load_alone(
     assert run_dir.status is RunStatus.FINISHED
 
 
-def test_a_seed_repeats_the_faults_and_the_operations_however_fast_the_system_is(memory_run: Any) -> None:
+def test_a_seed_repeats_faults_and_operations_whatever_the_speed_of_the_system(memory_run: Any) -> None:
     def slow(system: Any) -> None:
         system.delay_s = 0.05  # a sixth of the rate: the first fault comes among the first operations
 
@@ -411,7 +413,7 @@ def test_a_seed_repeats_the_faults_and_the_operations_however_fast_the_system_is
     assert others[:10] != fast[:10] and other_faults[0] != faults[0]
 
 
-def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
+def test_a_full_disk_ends_the_run_and_takes_the_cluster_down(
     memory_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
@@ -438,7 +440,7 @@ def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
     with pytest.raises(HistoryWriteError, match="No space left on device"):
         memory_run(system=fill)
     assert systems[0].cluster.stopped
-    assert waited_for == [], "what cannot be written down is not waited for"
+    assert waited_for == [], "recovery that cannot be recorded is not waited for"
 
 
 def simulated(directory: Path, *, terminal: bool) -> tuple[bytes, str]:
@@ -452,7 +454,7 @@ def simulated(directory: Path, *, terminal: bool) -> tuple[bytes, str]:
     return run_dir.history_path.read_bytes(), output.getvalue()
 
 
-def test_a_simulated_run_is_the_same_with_a_panel_which_says_who_leads(tmp_path: Path) -> None:
+def test_the_live_panel_does_not_change_a_simulated_run_and_shows_the_leader(tmp_path: Path) -> None:
     plain, without = simulated(tmp_path / "plain", terminal=False)
     watched, panel = simulated(tmp_path / "watched", terminal=True)
     assert watched == plain
@@ -462,8 +464,10 @@ def test_a_simulated_run_is_the_same_with_a_panel_which_says_who_leads(tmp_path:
     assert re.search(r"cut off  n\d \| n\d n\d", panel) and "no violation" in panel
 
 
-def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else could run until it is answered: not the healing of the fault that it waits for, and not Ctrl-C."""
+def test_a_client_that_blocks_without_await_is_interrupted_and_named(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is answered nothing else can run: neither the healing of the fault that it waits for nor Ctrl-C."""
     monkeypatch.setattr(runner, "BLOCKED_MARGIN_S", 0.3)
     ours, theirs = socket.socketpair()
     seen: list[Any] = []
@@ -473,7 +477,7 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
         class Blocking(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
             async def latest(self, key: int) -> Any:
                 asked.append(key)
-                ours.recv(1)  # which nobody answers
+                ours.recv(1)  # which is never answered
                 raise AssertionError("nothing comes")
 
         seen.append(system)
@@ -491,10 +495,10 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
 
 
 @pytest.mark.parametrize("part", ["nemesis", "workload"])
-def test_a_nemesis_or_workload_of_others_that_waits_without_await_is_ended_and_named(
+def test_a_nemesis_or_workload_that_blocks_without_await_is_interrupted_and_named(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Somebody presses Ctrl-C meanwhile, which the loop would never hear."""
+    """Ctrl-C is pressed meanwhile, which the blocked loop would never notice."""
     monkeypatch.setattr(runner, "BLOCKED_MARGIN_S", 0.3)
     ours, theirs = socket.socketpair()
 
@@ -502,7 +506,7 @@ def test_a_nemesis_or_workload_of_others_that_waits_without_await_is_ended_and_n
         os.kill(os.getpid(), signal.SIGINT)
         ours.settimeout(20.0)
         with contextlib.suppress(TimeoutError):
-            ours.recv(1)  # which nobody answers
+            ours.recv(1)  # which is never answered
 
     class BlockingPartition(Partition):
         async def inject(self, target: Any, injection: Any) -> None:

@@ -1,4 +1,4 @@
-"""`harness runs`: the table, its filters, what it says of what it does not show."""
+"""`harness runs`: the table, its filters, and what it says about runs that are not shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Runs = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def runs(harness_here: Callable[..., subprocess.CompletedProcess[str]]) -> Runs:
-    """A function that carries out `harness runs WORDS` from a directory, on a terminal of some columns."""
+    """A function that runs `harness runs WORDS` in a directory, on a terminal of some columns."""
 
     def perform(*words: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
         return harness_here("runs", *words, cwd=cwd, environment={"COLUMNS": str(columns)})
@@ -58,7 +58,7 @@ RUNNING: list[Any] = []
 """Runs whose lock is to be held as long as this process lives."""
 
 
-def test_the_table_says_what_was_run_and_what_came_of_it(place: Path, runs: Runs) -> None:
+def test_the_table_shows_the_test_and_the_outcome_of_each_run(place: Path, runs: Runs) -> None:
     done = runs(cwd=place, columns=170)
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
@@ -72,7 +72,7 @@ def test_the_table_says_what_was_run_and_what_came_of_it(place: Path, runs: Runs
     assert "0 of 1 proven" in unknown
 
 
-def test_at_80_characters_nothing_is_cut(place: Path, runs: Runs) -> None:
+def test_nothing_is_cut_at_80_columns(place: Path, runs: Runs) -> None:
     done = runs(cwd=place)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -81,7 +81,7 @@ def test_at_80_characters_nothing_is_cut(place: Path, runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 150, 170])
-def test_a_run_s_name_is_in_one_piece_and_can_be_copied(place: Path, runs: Runs, columns: int) -> None:
+def test_the_name_of_a_run_is_never_wrapped(place: Path, runs: Runs, columns: int) -> None:
     done = runs(cwd=place, columns=columns)
     assert max(map(len, done.stdout.splitlines())) <= columns
     assert "broker-register-partition/20260131T120000Z" in done.stdout
@@ -98,14 +98,14 @@ def test_a_run_s_name_is_in_one_piece_and_can_be_copied(place: Path, runs: Runs,
         (["--cluster", "netns"], []),
     ],
 )
-def test_filters(place: Path, runs: Runs, words: list[str], expected: list[str]) -> None:
+def test_options_select_the_runs_that_are_shown(place: Path, runs: Runs, words: list[str], expected: list[str]) -> None:
     done = runs(*words, cwd=place, columns=170)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if "/2026" in line]
     assert rows == expected
 
 
-def test_what_is_not_shown_is_counted(place: Path, runs: Runs) -> None:
+def test_runs_that_are_not_shown_are_counted(place: Path, runs: Runs) -> None:
     said = runs("--limit", "2", "--nemesis", "partition", cwd=place).stdout
     assert "1 older run not shown: --limit 3 shows all" in said
     assert "2 non-matching runs not shown" in said
@@ -113,7 +113,7 @@ def test_what_is_not_shown_is_counted(place: Path, runs: Runs) -> None:
     assert nothing.splitlines() == ["no matching runs", "the store has 5 runs"]
 
 
-def test_as_json(place: Path, runs: Runs) -> None:
+def test_runs_are_printed_as_json(place: Path, runs: Runs) -> None:
     data = json.loads(runs("--json", "--limit", "2", cwd=place).stdout)
     assert [run["verdict"] for run in data["runs"]] == ["unfinished", "running"]
     assert (data["older_not_shown"], data["other_runs"], data["not_read"]) == (3, 0, 0)
@@ -130,7 +130,7 @@ def test_folders_that_cannot_be_read_are_named(
     assert json.loads(capsys.readouterr().out)["unreadable"] == ["hidden (Permission denied)"]
 
 
-def test_markup_in_a_run_is_text(tmp_path: Path, runs: Runs) -> None:
+def test_markup_in_a_test_is_printed_as_text(tmp_path: Path, runs: Runs) -> None:
     run = Store(tmp_path / "store").create("t")
     run.write_test({"system": "[red]x[/red]", "workload": "\x1b[31mred"})
     run.release()
@@ -146,7 +146,7 @@ def test_markup_in_a_run_is_text(tmp_path: Path, runs: Runs) -> None:
         (["--limit", "0"], "must be at least 1"),
     ],
 )
-def test_what_an_operator_can_mend_is_one_line(place: Path, runs: Runs, words: list[str], expected: str) -> None:
+def test_invalid_options_are_refused_in_one_line(place: Path, runs: Runs, words: list[str], expected: str) -> None:
     done = runs(*words, cwd=place)
     assert done.returncode == 254
     assert expected in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Temporary directories of no run: those of killed processes are removed, all others stay."""
+"""Temporary directories that belong to no run: those of killed processes are removed, all others stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names_in(temp: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
-def test_what_a_process_that_is_gone_had_put_aside_goes(temp: Path, purpose: str) -> None:
+def test_scratch_directories_of_dead_processes_are_removed(temp: Path, purpose: str) -> None:
     gone = temp / f"splitbrain-{purpose}-{NOBODY}-7-gone"
     gone.mkdir()
     (gone / "history.jsonl").write_text("half a line")
@@ -53,7 +53,7 @@ def test_what_a_process_that_is_gone_had_put_aside_goes(temp: Path, purpose: str
     assert names_in(temp) == set()
 
 
-def test_what_is_not_known_to_be_of_the_dead_stays(temp: Path) -> None:
+def test_directories_not_known_to_belong_to_a_dead_process_stay(temp: Path) -> None:
     me = os.getpid()
     stay = [f"splitbrain-spark-{me}-{process_start_ticks(me)}-live", f"splitbrain-shim-{me}-live"]
     stay += ["splitbrain-shim-nobody-x4", "splitbrain-spark-notes", "splitbrain-r1-host", f"splitbrain-keep-{NOBODY}-x"]
@@ -67,7 +67,7 @@ def test_what_is_not_known_to_be_of_the_dead_stays(temp: Path) -> None:
     assert cleaned(temp).removed == []
 
 
-def test_what_a_process_in_another_container_has_put_aside_stays_while_it_may_live(
+def test_scratch_directories_of_another_container_stay_while_their_process_may_live(
     temp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scratch_directory("rehearsal") as mine:
@@ -76,15 +76,17 @@ def test_what_a_process_in_another_container_has_put_aside_stays_while_it_may_li
         (temp / f"splitbrain-rehearsal-{NOBODY}-7-{own}-gone").mkdir()
         elsewhere = temp / f"splitbrain-rehearsal-{me}-7-1-there"
         elsewhere.mkdir()
-        monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", 0)  # as where not every process is seen
+        monkeypatch.setattr(
+            run_state, "_FIRST_PID_NAMESPACE", 0
+        )  # as in a container, where not every process is visible
         assert len(cleaned(temp).removed) == 1
         assert names_in(temp) == {os.path.basename(mine), elsewhere.name}
         monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", own)
         assert cleaned(temp).removed == [f"{elsewhere}, of a process that is gone"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing resists root")
-def test_what_cannot_be_removed_is_told(temp: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can remove everything")
+def test_a_directory_that_cannot_be_removed_is_reported(temp: Path) -> None:
     locked = temp / f"splitbrain-audit-{NOBODY}-7-gone" / "locked"
     locked.mkdir(parents=True)
     (locked / "events").write_text("")
@@ -95,12 +97,12 @@ def test_what_cannot_be_removed_is_told(temp: Path) -> None:
     assert "Permission denied" in report.left[0]
 
 
-def test_a_purpose_that_clean_does_not_know_is_refused() -> None:
+def test_an_unknown_scratch_purpose_is_refused() -> None:
     with pytest.raises(ValueError, match="diary"):
         scratch_prefix("diary")
 
 
-def test_a_search_that_was_killed_leaves_nothing_after_clean(temp: Path) -> None:
+def test_clean_removes_the_scratch_directories_of_a_killed_search(temp: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temp), "SPLITBRAIN_STATE_DIR": str(temp / "state")}
     command = [
         sys.executable,

@@ -11,6 +11,6 @@ from harness.seeded import seeded
 
 
 @given(name=st.text(max_size=40, alphabet=st.characters(exclude_categories=["Cs"])))
-def test_a_stream_is_the_one_that_python_makes_of_its_name(name: str) -> None:
+def test_a_named_stream_equals_python_s_random_seeded_with_the_name(name: str) -> None:
     ours, its = seeded(name), random.Random(name)
     assert ours.getstate() == its.getstate()

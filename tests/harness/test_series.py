@@ -19,7 +19,7 @@ def matrix(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_every_combination_once(tmp_path: Path) -> None:
+def test_a_matrix_gives_every_combination_once(tmp_path: Path) -> None:
     path = matrix(tmp_path, 'nodes = [3, 5]\nnemesis = "partition"\n[set]\nread_mode = ["log", "unsafe"]\n')
     assert series.combinations(path) == [
         ["--nodes", str(nodes), "--nemesis", "partition", "--set", f"read_mode={mode}"]
@@ -28,7 +28,7 @@ def test_every_combination_once(tmp_path: Path) -> None:
     ]
 
 
-def test_settings_are_texts_and_may_have_dots(tmp_path: Path) -> None:
+def test_settings_of_a_matrix_are_strings_and_may_have_dots(tmp_path: Path) -> None:
     path = matrix(tmp_path, '[set]\nworkload.keys = [2, 20]\nversion = ["3.1", "3.10"]\n')
     assert series.combinations(path) == [
         ["--set", f"workload.keys={keys}", "--set", f"version={version}"]
@@ -57,13 +57,13 @@ def test_settings_are_texts_and_may_have_dots(tmp_path: Path) -> None:
         ("seed = [1]", "'seed' is not one of"),
     ],
 )
-def test_a_wrong_matrix_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_matrix_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(OperatorError, match=words) as caught:
         series.combinations(matrix(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 
-def test_seeds_follow_from_the_base_seed() -> None:
+def test_seeds_of_repetitions_derive_from_the_base_seed() -> None:
     seeds = [series.derived_seed(7, repetition) for repetition in range(100)]
     assert seeds[0] == 7
     assert len(set(seeds)) == 100
@@ -77,7 +77,7 @@ class FakeRunDir:
 
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs that do not happen; what they would have been, and a list of outcomes for them."""
+    """Replaces runs: the list of the tests that would have been run, and a list for their outcomes."""
     seen: list[Any] = []
     outcomes: list[Any] = []
 
@@ -99,7 +99,7 @@ def run(tmp_path: Path, *words: str) -> int:
     return cli.main([*base, "--matrix", path, *words])
 
 
-def test_all_are_run_and_the_worst_verdict_wins(tmp_path: Path, performed: Any) -> None:
+def test_all_combinations_are_run_and_the_worst_verdict_is_the_status(tmp_path: Path, performed: Any) -> None:
     seen, outcomes = performed
     outcomes += [True, "unknown", True, False]
     assert run(tmp_path, "--test-count", "2") == 1
@@ -112,7 +112,7 @@ def test_all_are_run_and_the_worst_verdict_wins(tmp_path: Path, performed: Any) 
     assert run(tmp_path) == 0
 
 
-def test_an_operators_error_stops_with_the_run_it_was_in(
+def test_an_operator_error_ends_the_series_and_names_the_run(
     tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen, outcomes = performed
@@ -123,7 +123,7 @@ def test_an_operators_error_stops_with_the_run_it_was_in(
     assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 earlier run kept)"
 
 
-def test_systems_that_do_not_start_end_it_after_three(tmp_path: Path, performed: Any) -> None:
+def test_three_failed_starts_in_a_row_end_the_series(tmp_path: Path, performed: Any) -> None:
     seen, outcomes = performed
     outcomes += [SystemUnderTestError("no leader"), True, *[SystemUnderTestError("no leader")] * 3]
     assert run(tmp_path, "--test-count", "5") == 255
@@ -148,7 +148,7 @@ def test_an_interruption_while_a_system_starts_ends_the_series_too(
 
 
 @pytest.mark.parametrize("error", [OperatorError("the disk is full"), SystemUnderTestError("no leader")])
-def test_results_of_the_runs_that_were_made_are_printed_also_where_an_error_ends_the_series(
+def test_json_results_of_earlier_runs_are_printed_if_an_error_ends_the_series(
     tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     _, outcomes = performed
@@ -157,7 +157,7 @@ def test_results_of_the_runs_that_were_made_are_printed_also_where_an_error_ends
     assert [results["valid"] for results in json.loads(capsys.readouterr().out)] == [False]
 
 
-def test_everything_is_checked_before_the_first_run(
+def test_all_combinations_are_validated_before_the_first_run(
     tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen, _ = performed

@@ -32,7 +32,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_serve_ends_on_a_signal_even_with_an_open_live_view(tmp_path: Path, number: signal.Signals) -> None:
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     run = Store(tmp_path / "store").create("t")
     process = start("--port", "0", cwd=tmp_path)
@@ -43,7 +43,7 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signal
         assert address is not None, line
         with urllib.request.urlopen(address[1], timeout=DEADLINE_S) as answer:
             assert run.name in answer.read().decode()
-        # A live view that is open is no reason to stay.
+        # An open live view must not keep the server running.
         with urllib.request.urlopen(f"{address[1]}runs/{run.name}/events", timeout=DEADLINE_S) as stream:
             assert stream.readline() == b"event: state\n"
             process.send_signal(number)
@@ -56,7 +56,7 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signal
     assert "Traceback" not in said
 
 
-def test_more_connections_at_once_than_it_has_descriptors_do_not_silence_it(tmp_path: Path) -> None:
+def test_serve_survives_more_connections_than_it_has_descriptors(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     run = Store(tmp_path / "store").create("t")
     run.release()
@@ -64,10 +64,10 @@ def test_more_connections_at_once_than_it_has_descriptors_do_not_silence_it(tmp_
     try:
         assert process.stdout is not None
         address = process.stdout.readline().split()[0]
-        urllib.request.urlopen(address, timeout=DEADLINE_S).close()  # from here on it accepts by itself
+        urllib.request.urlopen(address, timeout=DEADLINE_S).close()  # from here on it accepts connections
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (512, 512))
         with contextlib.ExitStack() as stack:
-            process.send_signal(signal.SIGSTOP)  # so that all of them wait when it looks
+            process.send_signal(signal.SIGSTOP)  # so that all connections are pending when it resumes
             for _ in range(700):
                 connection = stack.enter_context(socket.socket())
                 connection.setblocking(False)
@@ -83,7 +83,7 @@ def test_more_connections_at_once_than_it_has_descriptors_do_not_silence_it(tmp_
     assert (process.returncode, said) == (0, "")
 
 
-def test_what_an_operator_can_mend_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_store_or_a_port_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     process = start("--store", "nowhere", cwd=tmp_path)
     _, said = process.communicate(timeout=DEADLINE_S)
@@ -98,7 +98,7 @@ def test_what_an_operator_can_mend_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_without_its_packages_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(OperatorError, match=r"harness serve needs starlette: .*pip install 'splitbrain\[serve\]'"):
         module.require_serve()

@@ -1,4 +1,4 @@
-"""scripts/setup-host.sh: installs what is missing where it can, says so where it cannot, and never fails."""
+"""scripts/setup-host.sh: installs missing packages if it can, reports them if it cannot, and never fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def calls(bin_dir: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_nothing_is_done_where_nothing_is_missing(host: Path) -> None:
+def test_nothing_is_installed_if_nothing_is_missing(host: Path) -> None:
     add(host, "ip", "exit 0")
     add(host, "nft", "exit 0")
     add_apt(host, "exit 0")
@@ -59,7 +59,7 @@ def test_nothing_is_done_where_nothing_is_missing(host: Path) -> None:
     assert calls(host) == []
 
 
-def test_only_what_is_missing_is_installed(host: Path) -> None:
+def test_only_missing_packages_are_installed(host: Path) -> None:
     add(host, "ip", "exit 0")
     # What a package brings appears with its installation.
     add_apt(host, f"/bin/cp {host}/ip {host}/nft")
@@ -71,7 +71,7 @@ def test_only_what_is_missing_is_installed(host: Path) -> None:
     assert len(calls(host)) == 1
 
 
-def test_stale_lists_are_fetched_once(host: Path) -> None:
+def test_stale_package_lists_are_updated_once(host: Path) -> None:
     add(host, "nft", "exit 0")
     add_apt(host, f"[ -e {host}/fresh ] && /bin/cp {host}/nft {host}/ip", f": > {host}/fresh")
     status, output, errors = run(host)
@@ -83,7 +83,7 @@ def test_stale_lists_are_fetched_once(host: Path) -> None:
     ]
 
 
-def test_offline_it_says_so_in_one_line_and_does_not_fail(host: Path) -> None:
+def test_a_failed_installation_is_reported_in_one_line_and_exits_with_0(host: Path) -> None:
     add_apt(host, "exit 100", "exit 100")
     status, output, errors = run(host)
     assert (status, len(output.splitlines())) == (0, 1)
@@ -91,7 +91,7 @@ def test_offline_it_says_so_in_one_line_and_does_not_fail(host: Path) -> None:
 
 
 @pytest.mark.parametrize(("uid", "has_apt"), [(1000, True), (0, False)])
-def test_without_root_or_apt_it_only_says_what_is_missing(host: Path, uid: int, has_apt: bool) -> None:
+def test_without_root_or_apt_missing_packages_are_only_reported(host: Path, uid: int, has_apt: bool) -> None:
     add(host, "nft", "exit 0")
     if has_apt:
         add_apt(host, "exit 0")

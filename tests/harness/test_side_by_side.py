@@ -22,7 +22,7 @@ def test_away_is_the_longest_time_without_a_success() -> None:
     assert longest_away(iter([{"f": "read", "type": "ok", "time": 5}])) == (0, False)
 
 
-def test_both_systems_are_asked_the_same() -> None:
+def test_both_systems_are_tested_with_the_same_options() -> None:
     for fault, replication in CELLS:
         tests = [
             prepare(build_parser().parse_args(["run", *words_of(name, fault, replication, 3), "--cluster", "local"]))
@@ -49,5 +49,5 @@ def test_a_cell_counts_runs_messages_and_times() -> None:
     assert "- ours/async/kill, seed 1: why" in page
 
 
-def test_the_page_is_made_from_what_was_recorded() -> None:
+def test_the_page_matches_the_recorded_runs() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(json.loads(RESULTS.read_text(encoding="utf-8")))

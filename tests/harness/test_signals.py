@@ -1,4 +1,4 @@
-"""Signals that ask a command to end: what it has found by then is kept, and nothing of it is left running."""
+"""Signals that end a command: what it has found is kept, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_they_end_or_interrupt_and_are_given_back(number: signal.Signals) -> None:
+def test_signals_exit_or_interrupt_and_their_handlers_are_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(SystemExit, match=str(128 + number)), ended_by_signals():
         os.kill(os.getpid(), number)
@@ -38,8 +38,8 @@ def test_they_end_or_interrupt_and_are_given_back(number: signal.Signals) -> Non
 
 @pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_while_a_run_is_prepared_they_interrupt(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """Trials of what can be had here put something aside, which they remove on their way out."""
+def test_signals_interrupt_the_preparation_of_a_run(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Trials of what this machine supports create files, which they remove when interrupted."""
 
     def heard(*_: object, **__: object) -> NoReturn:
         assert signal.getsignal(number) is not signal.SIG_DFL  # which would end this process
@@ -51,7 +51,7 @@ def test_while_a_run_is_prepared_they_interrupt(monkeypatch: pytest.MonkeyPatch,
         run.prepare(build_parser().parse_args(["run"]))
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
+def test_a_hangup_ignored_by_nohup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ended_by_signals(), interrupted_by_signals():
@@ -61,7 +61,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(
+def test_a_signal_in_the_hooks_of_a_fork_interrupts_after_the_fork(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     wanted: list[int] = []
@@ -79,7 +79,7 @@ def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(
     os.register_at_fork(after_in_parent=signalled)
     monkeypatch.setattr(os, "fork", noted)
     waits = threading.Event()
-    other = threading.Thread(target=waits.wait)  # which gets what this one blocks
+    other = threading.Thread(target=waits.wait)  # which receives the signals that this one blocks
     other.start()
     request.addfinalizer(waits.set)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -95,7 +95,7 @@ def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(
 
 
 @pytest.mark.usefixtures("hears_hangups")
-def test_a_second_signal_that_comes_at_once_is_no_other_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_signals_right_after_the_first_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed_again(wait_s: float) -> None:
         assert wait_s == SAME_WISH_S
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -110,7 +110,7 @@ def test_a_second_signal_that_comes_at_once_is_no_other_wish(monkeypatch: pytest
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_ctrl_c_while_the_first_is_told_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_while_the_first_is_reported_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def interrupted(*words: object) -> NoReturn:
@@ -123,7 +123,7 @@ def test_a_second_ctrl_c_while_the_first_is_told_shows_no_traceback(monkeypatch:
     assert "harness: interrupted" in said[-1]
 
 
-def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_is_no_error_when_its_mode_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, its = open_terminal()
     with open(its, "rb", buffering=0) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
@@ -135,7 +135,7 @@ def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def search(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A search that has found a failure and goes on."""
+    """A search that has found a failure and is still running."""
     words = ["explore", "--nodes", "3", "--nemesis", "partition", "--set", "read_mode=unsafe", "--budget", "10m",
              "--time-limit", "6", "--jobs", "1", "--json", "--store", str(tmp_path / "store")]  # fmt: skip
     process = subprocess.Popen(
@@ -154,9 +154,7 @@ def _is_kept(store: Path) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(
-    tmp_path: Path, search: subprocess.Popen[str]
-) -> None:
+def test_an_interrupted_search_keeps_its_failures(tmp_path: Path, search: subprocess.Popen[str]) -> None:
     assert search.stdout is not None and search.stderr is not None
     search.send_signal(signal.SIGTERM)
     said, summary = search.stderr.read(), search.stdout.read()
@@ -167,7 +165,7 @@ def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(
 
 
 @pytest.mark.timeout(120)
-def test_a_search_that_is_interrupted_twice_keeps_them_too(tmp_path: Path, search: subprocess.Popen[str]) -> None:
+def test_a_search_interrupted_twice_keeps_its_failures(tmp_path: Path, search: subprocess.Popen[str]) -> None:
     assert search.stdout is not None and search.stderr is not None
     search.send_signal(signal.SIGINT)
     time.sleep(0.1)
@@ -179,7 +177,9 @@ def test_a_search_that_is_interrupted_twice_keeps_them_too(tmp_path: Path, searc
 
 
 @pytest.mark.timeout(300)
-def test_a_search_whose_reader_goes_keeps_them_as_well(tmp_path: Path, search: subprocess.Popen[str]) -> None:
+def test_a_search_whose_error_stream_is_closed_keeps_its_failures(
+    tmp_path: Path, search: subprocess.Popen[str]
+) -> None:
     assert search.stdout is not None and search.stderr is not None
     search.stderr.close()
     assert search.stdout.read() == ""

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or of no width: no verdict is made up, and no output ends up in a file."""
+"""Standard streams that are closed, full or of width 0: no status is a false verdict, no output ends up in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ROOM = "harness: cannot write the store or the output: No space left on devic
 
 
 def shell(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `python WORDS` does in a shell, which closes and redirects its streams."""
+    """Run `python WORDS` in a shell, which closes and redirects its streams."""
     return subprocess.run(
         ["bash", "-c", f"{sys.executable} {words}"], cwd=cwd, capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
@@ -47,20 +47,20 @@ def test_a_full_standard_error_is_never_exit_status_1(tmp_path: Path, words: str
 
 
 @pytest.mark.parametrize("words", ["list", f"{RUN[11:]} --json"])
-def test_a_full_standard_output_is_one_line(tmp_path: Path, words: str) -> None:
+def test_a_full_standard_output_is_reported_in_one_line(tmp_path: Path, words: str) -> None:
     done = shell(f"-m harness {words} >/dev/full", tmp_path)
     assert done.returncode == 254
     assert done.stderr.splitlines()[-1] == NO_ROOM
 
 
-def test_a_run_whose_verdict_finds_no_room_is_kept_and_says_so(tmp_path: Path) -> None:
+def test_a_run_whose_verdict_cannot_be_printed_is_kept_and_says_so(tmp_path: Path) -> None:
     done = shell(f"{RUN} >/dev/full", tmp_path)
-    assert done.returncode == 254, "nobody has seen the verdict"
+    assert done.returncode == 254, "the verdict was never shown"
     assert done.stderr.splitlines()[-1] == NO_ROOM
     assert Store(tmp_path / "store").find("latest").read_results()["valid"] is True
 
 
-def test_a_console_that_gets_full_goes_on_in_silence_where_nobody_has_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_console_that_cannot_print_is_silent_if_no_reader_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(console: Console) -> None:
         console._buffer.clear()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -76,7 +76,7 @@ def test_a_console_that_gets_full_goes_on_in_silence_where_nobody_has_to_read(mo
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_as_if_they_led_nowhere(tmp_path: Path, closed: str) -> None:
+def test_closed_streams_behave_like_dev_null(tmp_path: Path, closed: str) -> None:
     done = shell(f"{RUN} {closed}", tmp_path)
     assert done.returncode == 0, done.stderr
     run = Store(tmp_path / "store").find("latest")
@@ -84,7 +84,7 @@ def test_closed_streams_are_as_if_they_led_nowhere(tmp_path: Path, closed: str) 
     assert all(line.startswith('{"index":') for line in lines), "no word of the output is in the history"
 
 
-def test_letters_that_the_output_does_not_have_are_no_reason_to_fail(tmp_path: Path) -> None:
+def test_characters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) -> None:
     place = tmp_path / "not UTF-8 \udcff"
     place.mkdir()
     done = shell(RUN, place)
@@ -98,13 +98,13 @@ def test_letters_that_the_output_does_not_have_are_no_reason_to_fail(tmp_path: P
     assert done.stderr.startswith("harness: there is no store at")
 
 
-def test_a_width_in_which_nothing_can_be_read_is_none(tmp_path: Path) -> None:
+def test_a_terminal_width_of_0_is_ignored(tmp_path: Path) -> None:
     usual, none = (shell("-m harness list", tmp_path, COLUMNS=columns).stdout for columns in ("80", "0"))
     assert usual and none == usual
 
 
 @pytest.mark.parametrize("words", ["runs", "analyze latest", RUN[11:]])
-def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path, words: str) -> None:
+def test_a_removed_current_directory_is_reported_in_one_line(tmp_path: Path, words: str) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(
@@ -115,7 +115,7 @@ def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path, words: str
     assert done.stderr == "harness: the current directory no longer exists: change to one that does\n"
 
 
-def test_a_command_that_gets_no_memory_says_so_in_a_line(
+def test_a_command_that_runs_out_of_memory_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def starve(arguments: object) -> int:
@@ -154,7 +154,7 @@ class Talk(Client):
 
 
 @pytest.mark.parametrize("more", ["", "--test-count 2"])
-def test_what_a_plug_in_prints_is_no_part_of_results_in_json(tmp_path: Path, more: str) -> None:
+def test_output_of_a_plug_in_does_not_mix_with_results_in_json(tmp_path: Path, more: str) -> None:
     (tmp_path / "chatty.py").write_text(CHATTY)
     words = "-m harness run chatty.py --cluster local --nodes 1 --nemesis none --time-limit 1 --workload register"
     done = shell(f"{words} --json {more}", tmp_path)

@@ -50,12 +50,12 @@ def test_a_run_has_its_directory_and_both_links(store):
     assert run.read_test() == {"seed": 7}
 
 
-def test_the_name_is_in_utc(store):
+def test_the_name_of_a_run_is_in_utc(store):
     local = datetime(2026, 1, 31, 14, 0, 0, tzinfo=timezone(timedelta(hours=2)))
     assert make(store, now=local).path.name == "20260131T120000Z"
 
 
-def test_runs_of_one_second_get_names_of_their_own_in_order(store):
+def test_runs_of_one_second_get_distinct_names_in_order(store):
     runs = [make(store) for _ in range(12)]
     assert [run.path.name for run in runs][:3] == ["20260131T120000Z", "20260131T120000Z-2", "20260131T120000Z-3"]
     assert [run.name for run in store.runs()] == [run.name for run in runs]
@@ -84,12 +84,12 @@ def test_processes_that_start_together_never_share_a_directory(store):
 
 
 @pytest.mark.parametrize("name", ["", "latest", "../up", "a/b", ".hidden", "a\nb"])
-def test_names_that_would_leave_the_store_are_refused(store, name):
+def test_invalid_test_names_are_refused(store, name):
     with pytest.raises(StoreError, match="is not a valid name for a test"):
         store.create(name)
 
 
-def test_find(store):
+def test_find_accepts_latest_tests_runs_and_paths(store):
     old = make(store)
     other = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
     new = make(store, now=NOON + timedelta(seconds=2))
@@ -105,7 +105,7 @@ def test_find(store):
     assert one_line(caught)
 
 
-def test_latest_is_that_of_the_store_wherever_one_is(store, tmp_path, monkeypatch):
+def test_latest_refers_to_the_given_store_whatever_the_current_directory(store, tmp_path, monkeypatch):
     here = make(Store(tmp_path / "here"))
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(StoreError, match="there is no store at"):
@@ -113,7 +113,7 @@ def test_latest_is_that_of_the_store_wherever_one_is(store, tmp_path, monkeypatc
     there = make(store, now=NOON + timedelta(seconds=1))
     (store.root / "latest").unlink()
     assert store.find("latest").path == there.path
-    assert store.find(here.name).path == here.path  # a path from here
+    assert store.find(here.name).path == here.path  # relative to the current directory
     make(store)
     assert store.find(here.name).path == store.root / here.name
 
@@ -121,13 +121,13 @@ def test_latest_is_that_of_the_store_wherever_one_is(store, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        ("replay", "latest"),  # a path may be replayed into a store that is not there yet
+        ("replay", "latest"),  # a path may be replayed into a store that does not exist yet
         *itertools.product(
             ["analyze", "explain", "shrink", "trace"], ["latest", "broker-register-partition/20260131T120000Z"]
         ),
     ],
 )
-def test_a_store_that_was_asked_for_and_is_not_there_is_an_error(tmp_path, monkeypatch, capsys, command, text):
+def test_a_missing_store_given_on_the_command_line_is_an_error(tmp_path, monkeypatch, capsys, command, text):
     run = make(Store(tmp_path / "here"))
     run.schedule_path.write_text("[]")
     monkeypatch.chdir(tmp_path / "here")
@@ -137,7 +137,7 @@ def test_a_store_that_was_asked_for_and_is_not_there_is_an_error(tmp_path, monke
     assert f"there is no store at {tmp_path / 'none'}: " in error and error.count("\n") == 1
 
 
-def test_find_does_without_links(store):
+def test_find_works_without_the_latest_links(store):
     make(store)
     new = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
     (store.root / "latest").unlink()
@@ -147,7 +147,7 @@ def test_find_does_without_links(store):
     assert store.find("broker-log-partition/latest").path == new.path
 
 
-def test_links_lead_to_what_is_left_once_a_run_is_removed(store):
+def test_removing_a_run_moves_the_latest_links_to_the_remaining_runs(store):
     first = make(store)
     other = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
     last = make(store, now=NOON + timedelta(seconds=2))
@@ -161,7 +161,7 @@ def test_links_lead_to_what_is_left_once_a_run_is_removed(store):
     assert list(store.root.iterdir()) == [] and store.runs() == []
 
 
-def test_a_run_begins_although_the_last_one_of_its_test_is_removed_meanwhile(store, monkeypatch):
+def test_a_run_is_created_although_the_last_run_of_its_test_is_removed_meanwhile(store, monkeypatch):
     first = make(store)
     real, left = module._make_unique, [first]
 
@@ -177,7 +177,7 @@ def test_a_run_begins_although_the_last_one_of_its_test_is_removed_meanwhile(sto
     assert (store.root / "latest").resolve() == second.path
 
 
-def test_no_store_and_an_empty_store_say_so(tmp_path):
+def test_a_missing_store_and_an_empty_store_are_reported(tmp_path):
     with pytest.raises(StoreError, match=r"there is no store at .*--store DIR"):
         Store(tmp_path / "none").find("latest")
     assert Store(tmp_path / "none").runs() == []
@@ -186,7 +186,7 @@ def test_no_store_and_an_empty_store_say_so(tmp_path):
         Store(tmp_path / "empty").find("latest")
 
 
-def test_results_are_whole_or_absent(store, monkeypatch):
+def test_results_are_written_completely_or_not_at_all(store, monkeypatch):
     run = make(store)
     with pytest.raises(
         StoreError, match=r"ended before it had a results\.json: create one with `harness analyze"
@@ -206,14 +206,14 @@ def test_results_are_whole_or_absent(store, monkeypatch):
     assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_verdict_is_not_lost_over_a_detail(store):
+def test_results_with_values_that_json_lacks_are_still_written(store):
     run = make(store)
     run.write_results({"valid": False, "a": {3, 1}, "b": math.inf, 7: NOON, "t": (1, [2.5])})
     assert run.read_results() == {"valid": False, "a": [1, 3], "b": None, "7": str(NOON), "t": [1, [2.5]]}
 
 
 @pytest.mark.parametrize("content", ["", '{"valid": tr', "[1, 2]", "\udcff", "[" * 100_000])
-def test_a_half_written_file_is_named(store, content):
+def test_a_damaged_results_file_is_named(store, content):
     run = make(store)
     run.results_path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(StoreError, match=r"results\.json is damaged") as caught:
@@ -221,7 +221,7 @@ def test_a_half_written_file_is_named(store, content):
     assert one_line(caught)
 
 
-def test_a_file_that_is_not_ours_does_not_fill_memory(store, monkeypatch):
+def test_an_oversized_json_file_is_refused(store, monkeypatch):
     monkeypatch.setattr(module, "MAX_JSON_BYTES", 10)
     with pytest.raises(StoreError, match="larger than 10 bytes"):
         make(store).read_test()
@@ -229,7 +229,7 @@ def test_a_file_that_is_not_ours_does_not_fill_memory(store, monkeypatch):
 
 @pytest.fixture
 def lock_away(monkeypatch):
-    """A function after which a directory is as one that only root may read, for root as well."""
+    """A function that makes a directory unreadable, even for root."""
     is_run, directories = module.is_run, module._directories
 
     def refuse(path, above):
@@ -251,7 +251,7 @@ def lock_away(monkeypatch):
     return lock
 
 
-def test_a_run_that_cannot_be_read_takes_no_other_along_and_is_not_passed_off_as_older(store, lock_away):
+def test_an_unreadable_run_hides_no_other_but_may_leave_the_newest_undecided(store, lock_away):
     minutes = [NOON + timedelta(minutes=each) for each in range(4)]
     first, hidden, last = (make(store, now=now) for now in minutes[:3])
     other = make(store, "broker-log-partition", now=minutes[3])
@@ -270,7 +270,7 @@ def test_a_run_that_cannot_be_read_takes_no_other_along_and_is_not_passed_off_as
         store.find("broker-register-partition")
 
 
-def test_a_test_that_cannot_be_read_takes_no_other_along(store, lock_away):
+def test_an_unreadable_test_hides_no_other_test(store, lock_away):
     hidden, other = make(store), make(store, "broker-log-partition")
     (store.root / "latest").unlink()
     lock_away(hidden.path.parent)
@@ -280,7 +280,7 @@ def test_a_test_that_cannot_be_read_takes_no_other_along(store, lock_away):
         store.find("latest")
 
 
-def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(store):
+def test_a_named_pipe_in_place_of_a_file_is_refused_without_blocking(store):
     run = make(store)
     for path in (run.test_path, run.results_path, run.history_path):
         path.unlink(missing_ok=True)
@@ -291,7 +291,7 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(store):
         assert one_line(caught)
 
 
-def test_the_status_of_a_run(store):
+def test_a_run_is_running_until_it_is_finished_or_broken(store):
     run = make(store)
     again = store.find("latest")
     assert (run.status, again.status) == (RunStatus.RUNNING, RunStatus.RUNNING)
@@ -326,7 +326,7 @@ def test_a_killed_harness_leaves_a_broken_run(store):
     assert run.status is RunStatus.BROKEN
 
 
-def test_a_store_that_cannot_be_written_is_one_line(store, tmp_path, monkeypatch):
+def test_a_store_that_cannot_be_written_is_reported_in_one_line(store, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot store runs in .*a part of the path is a file") as caught:
         Store(tmp_path / "file" / "store").create("t")
@@ -341,7 +341,7 @@ def test_a_store_that_cannot_be_written_is_one_line(store, tmp_path, monkeypatch
     assert one_line(caught)
 
 
-def test_where_nothing_could_be_written_is_said_before_long_work(tmp_path, monkeypatch):
+def test_require_writable_refuses_an_unwritable_store_and_creates_nothing(tmp_path, monkeypatch):
     require_writable(tmp_path / "not" / "there" / "yet")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -353,14 +353,14 @@ def test_where_nothing_could_be_written_is_said_before_long_work(tmp_path, monke
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_store_without_permission_is_one_line(store):
+def test_a_store_without_write_permission_is_refused(store):
     store.root.mkdir()
     store.root.chmod(0o500)
     with pytest.raises(StoreError, match="permission denied; choose another place with --store DIR"):
         store.create("t")
 
 
-def test_a_directory_where_the_link_belongs_is_reported(store):
+def test_a_directory_in_place_of_the_latest_link_is_reported(store):
     (store.root / "latest").mkdir(parents=True)
     with pytest.raises(StoreError, match="is a directory, not a link"):
         store.create("t")
@@ -375,8 +375,8 @@ def test_runs_ignores_what_is_not_a_run(store):
     assert json.loads(run.test_path.read_text()) == {"seed": 7}
 
 
-def test_two_that_begin_runs_at_once_do_not_take_each_others_link_away(store, monkeypatch):
-    """Threads of a program, or containers that share a store and number their processes alike."""
+def test_concurrent_updates_of_the_latest_link_do_not_fail(store, monkeypatch):
+    """As by threads of a program, or by containers that share a store and have the same pids."""
     store.root.mkdir()
     both_are_about_to = threading.Barrier(2, timeout=10)
     replace = os.replace

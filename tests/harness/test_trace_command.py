@@ -18,7 +18,7 @@ Here = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, without any program on its PATH."""
+    """Run the harness in a new process with an empty PATH."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
@@ -31,14 +31,14 @@ RUN = ("run", "--cluster", "sim", "--nodes", "3", "--nemesis", "partition=leader
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run with a trace is in the store."""
+    """The directory with the store of a traced run."""
     directory = tmp_path_factory.mktemp("traced")
     done = harness(*RUN, "--trace", cwd=directory)
     assert done.returncode == 0, done.stderr
     return directory
 
 
-def test_the_trace_tells_what_was_said(traced: Path) -> None:
+def test_the_trace_records_connections_packets_and_rpcs(traced: Path) -> None:
     (path,) = traced.glob("store/*/2*/trace.jsonl")
     events = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(events))
@@ -49,7 +49,7 @@ def test_the_trace_tells_what_was_said(traced: Path) -> None:
     assert "answer" not in said, "every answer is known by its request"
 
 
-def test_the_trace_tells_what_the_logs_hold(traced: Path) -> None:
+def test_the_trace_records_the_log_positions_of_each_replica(traced: Path) -> None:
     (path,) = traced.glob("store/*/2*/trace.jsonl")
     states: dict[str, list[tuple[int, int]]] = {}
     for event in map(json.loads, path.read_text().splitlines()):
@@ -58,12 +58,12 @@ def test_the_trace_tells_what_the_logs_hold(traced: Path) -> None:
     assert set(states) == {"n1", "n2", "n3"}
     for changes in states.values():
         assert all(committed <= end for committed, end in changes)
-        assert all(a != b and a[0] <= b[0] for a, b in itertools.pairwise(changes)), "nobody was restarted"
+        assert all(a != b and a[0] <= b[0] for a, b in itertools.pairwise(changes)), "no replica was restarted"
     last = {changes[-1] for changes in states.values()}
-    assert len(last) == 1 and last.pop()[0] > 30, "everybody knows at the end what is committed"
+    assert len(last) == 1 and last.pop()[0] > 30, "all replicas know at the end what is committed"
 
 
-def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path, harness_here: Here) -> None:
+def test_tracing_does_not_change_the_run(traced: Path, tmp_path: Path, harness_here: Here) -> None:
     done = harness_here(*RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (with_trace,) = traced.glob("store/*/2*/history.jsonl")
@@ -74,7 +74,7 @@ def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path, harn
     assert refused.returncode == 254 and "has no trace: run with --cluster sim --trace" in refused.stderr
 
 
-def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
+def test_trace_draws_the_requested_window_and_hosts(traced: Path, harness_here: Here) -> None:
     (results,) = traced.glob("store/*/2*/results.json")
     elected = json.loads(results.read_text())["checks"]["leaders"]["terms"][-1]
     assert elected["start_ns"] > 2e9, "the partition from 2 s on brings a new leader"
@@ -108,7 +108,7 @@ def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
         (["trace", "latest", "--from", "0"], "--to"),
     ],
 )
-def test_what_the_operator_can_mend_is_one_line(
+def test_invalid_trace_requests_are_refused_in_one_line(
     traced: Path, words: list[str], expected: str, harness_here: Here
 ) -> None:
     done = harness_here(*words, cwd=traced)
@@ -120,7 +120,7 @@ def test_what_the_operator_can_mend_is_one_line(
 @pytest.mark.parametrize(
     ("name", "options"), [("trace.html", ["--from", "0", "--to", "1"]), ("replay.html", ["--replay"])]
 )
-def test_a_drawing_that_finds_no_room_costs_no_older_one(traced: Path, name: str, options: list[str]) -> None:
+def test_trace_keeps_the_old_drawing_on_a_full_disk(traced: Path, name: str, options: list[str]) -> None:
     (run,) = traced.glob("store/*/2*")
     (run / name).write_text("old")
     words = [sys.executable, "-m", "harness", "trace", "latest", *options]

@@ -54,10 +54,10 @@ async def put_all(held, *pairs):
         ),
     ],
 )
-def test_what_a_client_does_not_await_is_told_and_is_no_operation_that_succeeded(
+def test_a_call_that_a_client_does_not_await_is_a_client_mistake(
     tmp_path: Path, write: str, expected: str | None
 ) -> None:
-    name = re.sub(r"\W", "_", tmp_path.name)  # of its own: modules stay imported by their names
+    name = re.sub(r"\W", "_", tmp_path.name)  # unique, because modules stay imported by name
     (tmp_path / f"{name}_driver.py").write_text(DRIVER)
     path = tmp_path / f"{name}.py"
     path.write_text(SOURCE.format(name=name, write=write))
@@ -73,4 +73,4 @@ def test_what_a_client_does_not_await_is_told_and_is_no_operation_that_succeeded
     assert run.unexpected_errors and not run.valid
     writes = [event["type"] for event in run.events if event["f"] == "write" and event["type"] != "invoke"]
     assert writes and set(writes) == {"info"}
-    assert all(outcome.valid is True for outcome in run.outcomes.values()), "nothing is said to be lost"
+    assert all(outcome.valid is True for outcome in run.outcomes.values()), "no check reports a loss"

@@ -1,4 +1,4 @@
-"""Numbers, moments and operations as people read them."""
+"""Numbers, times and operations as text for people."""
 
 import re
 from itertools import pairwise
@@ -41,28 +41,28 @@ MS = 1_000_000
         (-5_000_000, "−5 ms"),
     ],
 )
-def test_durations(time_ns, text):
+def test_a_duration_is_formatted_in_fitting_units(time_ns, text):
     assert duration(time_ns) == text
 
 
 @given(st.integers(1, 10**15))
-def test_a_duration_has_three_digits_at_least_in_effect(time_ns):
+def test_a_duration_is_accurate_to_half_a_percent(time_ns):
     factors = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
     parts = re.findall(r"([\d.]+) (ns|µs|ms|s|min|h)", duration(time_ns))
     assert sum(float(number) * factors[unit] for number, unit in parts) == pytest.approx(time_ns, rel=0.0051)
 
 
-def test_moments_are_in_milliseconds_those_of_a_contradiction_exact():
+def test_instants_are_in_milliseconds_and_exact_instants_in_microseconds():
     assert (instant(12_345_678_900), instant(-40 * MS)) == ("12.346 s", "0.040 s before the load")
     assert exact_instant(1_012_345_678_900) == "1,012.345679 s"
 
 
-def test_few_per_second_are_not_none():
+def test_small_rates_are_not_rounded_to_0():
     rates = [0, 0.0042, 0.33, 1.0, 8.54, 9.96, 185.4, 12345.6]
     assert list(map(per_second, rates)) == ["0", "0.0042", "0.33", "1", "8.5", "10", "185", "12,346"]
 
 
-def test_shares_do_not_round_to_all_or_none():
+def test_shares_are_not_rounded_to_0_or_100_percent():
     assert [share(*pair) for pair in ((0, 0), (0, 9), (9, 9), (1, 10**6), (10**6 - 1, 10**6), (1, 3))] == [
         "–",
         "0 %",
@@ -129,5 +129,5 @@ def test_clipped_text_is_short_and_printable(text, limit):
         ({"f": "cas", "value": [1, 2], "result": [1, 2], "type": "ok"}, "cas [1, 2]"),
     ],
 )
-def test_operations_in_words(operation, text):
+def test_an_operation_is_formatted_as_text(operation, text):
     assert operation_text(operation) == text

@@ -1,4 +1,4 @@
-"""The wheel, installed where no checkout is: it runs, has its shim without a compiler, and the files that it names."""
+"""The wheel, installed without a checkout: it runs, has its shim without a compiler, and every file that it names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILD_TIMEOUT_S = 900
 """Twenty seconds on a quiet machine: a compiler is unpacked, and its C library is built for two processors."""
 
 NO_INDEX = ("No matching distribution found", "Could not find a version", "Failed to establish a new connection")
-"""What pip says where it has no index: then there is no compiler to build the wheel with."""
+"""What pip prints without an index: then it cannot install the compiler that the build needs."""
 
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 """The number of a processor in the header of an ELF file."""
@@ -46,7 +46,7 @@ def run(argv: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of what git knows and of what is new here, built in a copy: a build leaves files beside its sources."""
+    """The wheel of all tracked and new files, built in a copy, because a build leaves files beside its sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
     if listed.returncode != 0:
@@ -80,7 +80,7 @@ def python(installed: Path, cwd: Path, *words: str, path: str | None = None) -> 
     return run([sys.executable, *words], cwd, environment)
 
 
-def test_it_has_the_shim_for_both_processors_and_every_file_that_messages_name(wheel: Path) -> None:
+def test_the_wheel_has_both_shims_and_every_file_that_messages_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         for machine in PREBUILT_MACHINES:
@@ -99,7 +99,7 @@ def test_it_has_the_shim_for_both_processors_and_every_file_that_messages_name(w
     assert not [name for name in names if name.startswith(("tests/", "scripts/", "build_"))]
 
 
-def test_it_runs_and_names_its_own_files(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_runs_and_names_its_own_files(installed: Path, tmp_path: Path) -> None:
     done = python(installed, tmp_path, "-m", "harness", "run", "--cluster", "sim", "--time-limit", "2", "--seed", "1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "store" / "latest" / "report.html").exists()
@@ -116,7 +116,7 @@ def test_it_runs_and_names_its_own_files(installed: Path, tmp_path: Path) -> Non
     assert os.access(shlex.split(files[2])[0], os.X_OK), "a script can be run by its path"
 
 
-def test_pages_that_it_names_are_there(installed: Path, tmp_path: Path) -> None:
+def test_pages_that_the_installed_wheel_names_exist(installed: Path, tmp_path: Path) -> None:
     """A help text may be broken at the space that this path has."""
     asked = " ".join(python(installed, tmp_path, "-m", "harness", "run", "--help").stdout.split())
     refused = python(installed, tmp_path, "-m", "harness", "run", "--cluster", "ssh")
@@ -128,7 +128,7 @@ def test_pages_that_it_names_are_there(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.uname().machine not in PREBUILT_MACHINES, reason="no shim is built for this processor")
-def test_clock_faults_work_without_a_compiler(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_shim_is_available_without_a_compiler(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "no programs").mkdir()
     script = "from nemesis.mechanisms.shim import why_no_shim; print(why_no_shim())"
     done = python(installed, tmp_path, "-c", script, path=str(tmp_path / "no programs"))

@@ -118,19 +118,19 @@ def test_ok_carries_the_value_and_the_node() -> None:
         (None, "info"),
     ],
 )
-def test_outcome_of_an_exception(result: Exception | None, expected: str) -> None:
+def test_an_exception_is_a_fail_only_if_it_is_definite(result: Exception | None, expected: str) -> None:
     events, workers = run(lambda op: result, timeout_s=0.05)
     assert events[1]["type"] == expected
-    assert events[1]["value"] == 7, "what was not answered keeps the value that was asked for"
+    assert events[1]["value"] == 7, "an operation without an answer keeps its value"
     assert bool(workers.unexpected_errors) == isinstance(result, ValueError)
 
 
-def test_a_timeout_is_never_a_failure() -> None:
+def test_a_timeout_is_indeterminate() -> None:
     events, _ = run(lambda op: None, timeout_s=0.02, count=3)
     assert [event["type"] for event in events if event["type"] != "invoke"] == ["info"] * 3
 
 
-def test_after_info_the_thread_is_a_new_process_with_a_new_client() -> None:
+def test_after_info_a_thread_continues_as_a_new_process_with_a_new_client() -> None:
     outcomes = iter([Outcome("ok", 1), Indefinite(), Outcome("ok", 1), Definite(), Outcome("ok", 1)])
     events, workers = run(lambda op: next(outcomes), count=5, threads=1)
     processes = [event["process"] for event in events if event["type"] == "invoke"]
@@ -145,7 +145,7 @@ def test_process_numbers_are_never_shared() -> None:
     assert len(set(processes)) == 40
 
 
-def test_a_client_that_cannot_open_fails_for_certain() -> None:
+def test_an_operation_fails_if_its_client_cannot_open() -> None:
     class Unreachable(ScriptedClient):
         async def open(self) -> None:
             raise OSError("no route")
@@ -155,7 +155,7 @@ def test_a_client_that_cannot_open_fails_for_certain() -> None:
     assert "no route" in events[1]["error"]
 
 
-def test_a_client_that_could_not_open_is_never_invoked_and_the_next_operation_opens_another() -> None:
+def test_a_client_that_failed_to_open_is_never_invoked_and_is_replaced() -> None:
     opens = iter([OSError("no route"), OSError("no route"), None])
     invoked: list[bool] = []
 
@@ -176,12 +176,12 @@ def test_a_client_that_could_not_open_is_never_invoked_and_the_next_operation_op
     events, _ = run(lambda op: Outcome("ok", 1), count=4, make=LateComer)
     assert [event["type"] for event in events if event["type"] != "invoke"] == ["fail", "fail", "ok", "ok"]
     assert invoked == [True, True]
-    assert {event["process"] for event in events} == {0}, "what was not sent leaves the process as it is"
+    assert {event["process"] for event in events} == {0}, "a failed operation keeps the process"
     assert ScriptedClient.opened == ScriptedClient.closed == 3
 
 
 async def _cancel_own_task() -> None:
-    """What a client does that ends its reader: the CancelledError of the task is raised where the task is awaited."""
+    """As a client does that cancels its reader task: awaiting the task raises CancelledError."""
     reader = asyncio.ensure_future(asyncio.sleep(3600))
     await asyncio.sleep(0)
     reader.cancel()
@@ -189,7 +189,7 @@ async def _cancel_own_task() -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "invoke", "close"])
-def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method: str) -> None:
+def test_a_cancelled_error_raised_by_a_client_does_not_end_its_thread(method: str) -> None:
     class Cancels(ScriptedClient):
         async def open(self) -> None:
             await super().open()
@@ -211,7 +211,7 @@ def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method:
     ended = [event["type"] for event in events if event["type"] != "invoke"]
     expected = {"open": ["fail", "info", "ok"], "invoke": ["info", "info", "ok"], "close": ["info", "ok", "ok"]}
     assert ended[:3] == expected[method]
-    assert len(ended) == 5, "every operation ends, and the thread goes on"
+    assert len(ended) == 5, "every operation ends, and the thread continues"
     assert bool(workers.unexpected_errors) == (method == "invoke")
 
 
@@ -221,8 +221,8 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, Panic])
 @pytest.mark.parametrize("method", ["open", "invoke", "close"])
-def test_a_client_that_exits_does_not_end_the_harness(method: str, kind: type[BaseException]) -> None:
-    """The exit status of a run is its verdict: 0 would say that the system is right."""
+def test_a_base_exception_of_a_client_does_not_end_the_harness(method: str, kind: type[BaseException]) -> None:
+    """The exit status of a run is its verdict: 0 would mean a valid run."""
 
     class Exits(ScriptedClient):
         async def open(self) -> None:
@@ -247,7 +247,7 @@ def test_a_client_that_exits_does_not_end_the_harness(method: str, kind: type[Ba
 
 
 class Stubborn(ScriptedClient):
-    """Its first ones of a kind go on in one of their methods whatever anybody says, until `until` is set."""
+    """The first clients of a class ignore cancellation in one of their methods until `until` is set."""
 
     method = "invoke"
     first = 1
@@ -282,8 +282,8 @@ class Stubborn(ScriptedClient):
 def run_stubborn(
     method: str, *, count: int = 4, first: int = 1, threads: int = 1, ends_s: float = 1e9, outcome: str = "ok"
 ) -> tuple[list[dict[str, Any]], Workers, type[Stubborn]]:
-    """Operations of a second at most whose first clients cannot be cancelled, on simulated time; what waits on is let
-    go after `ends_s`, and has 100 s more."""
+    """Run operations of a second at most, whose first clients ignore cancellation, on simulated time; these clients
+    are released after `ends_s`, and 100 s more pass."""
 
     class Client(Stubborn):
         pass
@@ -308,8 +308,8 @@ def run_stubborn(
 
 
 @pytest.mark.parametrize(("method", "ended"), [("open", "fail"), ("invoke", "info"), ("close", "info")])
-def test_a_client_that_cannot_be_cancelled_is_left_behind_and_another_takes_its_place(method: str, ended: str) -> None:
-    """What it was asked for may happen; what it was not, never does. Nor does the event loop wait for it."""
+def test_a_client_that_ignores_cancellation_is_left_behind_and_replaced(method: str, ended: str) -> None:
+    """An operation that was invoked may still happen, one that was not fails. The event loop does not wait for it."""
     events, workers, client = run_stubborn(method, outcome="info" if method == "close" else "ok")
     assert [event["type"] for event in events] == [
         "invoke",
@@ -324,7 +324,7 @@ def test_a_client_that_cannot_be_cancelled_is_left_behind_and_another_takes_its_
 
 
 @pytest.mark.parametrize("method", ["open", "invoke", "close"])
-def test_a_client_that_was_left_behind_says_nothing_more_when_it_ends(method: str) -> None:
+def test_a_client_left_behind_records_nothing_more_and_is_closed_when_it_ends(method: str) -> None:
     events, workers, client = run_stubborn(method, ends_s=30.0, count=40, outcome="info" if method == "close" else "ok")
     assert client.went_on == 1
     assert len(events) == 80 and sum(event["type"] == "invoke" for event in events) == workers.completed == 40
@@ -332,17 +332,17 @@ def test_a_client_that_was_left_behind_says_nothing_more_when_it_ends(method: st
     for event in events:
         by_process.setdefault(event["process"], []).append(event["type"])
     assert all(types[::2] == ["invoke"] * (len(types) // 2) for types in by_process.values())
-    assert client.closed == client.made, "it is closed after all"
+    assert client.closed == client.made, "the client is closed after all"
 
 
-def test_too_many_clients_that_go_on_end_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_clients_left_behind_end_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MAX_LEFT_BEHIND", 5)
     events, workers, client = run_stubborn("invoke", count=100, first=100, threads=2)
     assert [event["type"] for event in events].count("info") == client.made == 6
     assert list(workers.unexpected_errors) == ["RuntimeError: 6 clients are still running after being cancelled"]
 
 
-def test_an_interrupt_is_ctrl_c_where_nothing_else_is_done_about_the_signal() -> None:
+def test_a_keyboard_interrupt_is_ctrl_c_only_under_the_default_handler() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert is_ctrl_c(KeyboardInterrupt()) and not is_ctrl_c(SystemExit())
@@ -352,7 +352,7 @@ def test_an_interrupt_is_ctrl_c_where_nothing_else_is_done_about_the_signal() ->
         signal.signal(signal.SIGINT, before)
 
 
-def test_who_cancels_a_thread_ends_it_whatever_its_client_does() -> None:
+def test_cancelling_the_workers_ends_them_and_leaves_the_operation_open() -> None:
     has_begun = asyncio.Event()
 
     class Watched(Recorder):
@@ -371,10 +371,12 @@ def test_who_cancels_a_thread_ends_it_whatever_its_client_does() -> None:
             await task
 
     asyncio.run(main())
-    assert [event["type"] for event in recorder.events] == ["invoke"], "it stays open: nobody knows how it ends"
+    assert [event["type"] for event in recorder.events] == ["invoke"], (
+        "the operation stays open: its outcome is unknown"
+    )
 
 
-def test_a_client_that_never_closes_does_not_hold_up_its_thread() -> None:
+def test_a_client_that_never_closes_delays_its_thread_only_by_a_timeout() -> None:
     class NeverCloses(ScriptedClient):
         async def close(self) -> None:
             await super().close()
@@ -395,7 +397,7 @@ def test_a_client_that_never_closes_does_not_hold_up_its_thread() -> None:
     assert took_s == pytest.approx(2 * CLOSE_TIMEOUT_S, rel=0.01)
 
 
-def test_stop_ends_a_run_that_is_waiting() -> None:
+def test_stop_ends_workers_that_are_waiting() -> None:
     recorder = Recorder()
 
     async def main() -> float:
@@ -414,7 +416,7 @@ def test_stop_ends_a_run_that_is_waiting() -> None:
 
 
 def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
-    """Fifty threads share a slow stream: each operation takes three questions, and all of them get some."""
+    """Fifty threads share a slow stream: each operation takes about three calls of `next`, and all get some."""
     recorder = Recorder()
     asked = 0
 
@@ -439,4 +441,4 @@ def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
     operations = [event["process"] for event in recorder.events if event["type"] == "invoke"]
     assert 1800 < len(operations) < 2200
     assert len(set(operations)) == 50
-    assert asked < 3.2 * len(operations) + 100  # the thread that does it, the one behind it, and the first again
+    assert asked < 3.2 * len(operations) + 100  # by the thread that does it, the one behind it, and the first again

@@ -38,7 +38,7 @@ class Served:
         return self.broker.address
 
     async def committed(self, client: BrokerClient, group: str, topic: str, queue_id: int) -> int:
-        """The offset that the broker keeps for a group."""
+        """The offset that the broker stores for a group, or -1."""
         from node.remoting import Command
 
         fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
@@ -47,7 +47,7 @@ class Served:
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
-    """Let the loop run until `condition` holds; fails loudly after `timeout_s`."""
+    """Let the loop run until `condition` holds; fails after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while not condition():
@@ -65,7 +65,7 @@ async def serve(
     name_server_tls: Any = None,
     client_options: Any = None,
 ) -> AsyncIterator[Served]:
-    """A broker that is master and registered, with these topics (name -> queues)."""
+    """A broker that is master and registered at a name server, with these topics (name -> queues)."""
     runtime = real_runtime()
     name_server = NameServer("127.0.0.1", 0, runtime, options=NameServerOptions(tls=name_server_tls))
     await name_server.start()
@@ -87,7 +87,7 @@ async def serve(
         await until(lambda: broker.store.is_master)
         async with BrokerClient(name_servers=[served.name_server], runtime=runtime, **(client_options or {})) as client:
             for topic in topics:
-                await _routed(client, topic)
+                await _wait_for_route(client, topic)
         yield served
     finally:
         await broker.stop()
@@ -96,7 +96,7 @@ async def serve(
             runtime.disk.close()
 
 
-async def _routed(client: BrokerClient, topic: str) -> None:
+async def _wait_for_route(client: BrokerClient, topic: str) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + 20
     while True:

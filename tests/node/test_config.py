@@ -78,12 +78,12 @@ def test_defaults_are_a_single_node_that_reads_and_flushes_safely() -> None:
     assert config.slave_broker_id == 2
 
 
-def test_a_log_of_its_own_flushes_as_rocketmq_does() -> None:
+def test_the_classic_log_has_the_flush_defaults_of_rocketmq() -> None:
     config = parse_broker_config(SMALLEST.partition("[dledger]")[0] + "[classic]\n")
     assert (config.flush_interval_ms, config.flush_least_pages, config.flush_thorough_interval_ms) == (500, 4, 10_000)
 
 
-def test_every_key_is_taken_over() -> None:
+def test_every_key_of_the_file_is_read() -> None:
     config = parse_broker_config(THREE_NODES)
     assert (config.self_id, config.group, config.broker_name) == ("n2", "ledger-x", "broker-x")
     assert (config.cluster_name, config.listen, config.advertise) == (
@@ -178,15 +178,15 @@ def test_each_mistake_is_named(override: str, problem: str) -> None:
     assert any(problem in line for line in problems_of(SMALLEST, override))
 
 
-def test_too_many_members() -> None:
+def test_more_than_7_members_are_refused() -> None:
     peers = ", ".join(f"n{number} = '127.0.0.{number}:1'" for number in range(1, 9))
     assert "at most 7" in problems_of(SMALLEST, f"dledger.peers={{{peers}}}")[0]
 
 
-def test_an_indefinite_listen_address_needs_an_advertised_one() -> None:
-    open_everywhere = "listen=0.0.0.0:10911"
-    assert parse_broker_config(SMALLEST, [open_everywhere]).listen == "0.0.0.0:10911"
-    with_name_server = (open_everywhere, "name_servers=['127.0.0.1:9876']")
+def test_a_wildcard_listen_address_with_name_servers_needs_an_advertised_one() -> None:
+    wildcard = "listen=0.0.0.0:10911"
+    assert parse_broker_config(SMALLEST, [wildcard]).listen == "0.0.0.0:10911"
+    with_name_server = (wildcard, "name_servers=['127.0.0.1:9876']")
     assert problems_of(SMALLEST, *with_name_server) == ("advertise: is required when listen is not a definite address",)
     config = parse_broker_config(SMALLEST, [*with_name_server, "advertise=192.0.2.1:10911"])
     assert config.advertise == "192.0.2.1:10911"
@@ -200,17 +200,17 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
 
 
 @pytest.mark.parametrize("text", ["self_id = ", "x = " + "[" * 100_000, "x = " + "9" * 5000])
-def test_what_is_no_toml_is_one_problem(text: str) -> None:
+def test_text_that_is_not_toml_is_one_problem(text: str) -> None:
     (problem,) = problems_of(text)
     assert problem.startswith("not TOML: ")
 
 
-def test_an_override_that_no_reader_of_toml_can_take_is_a_word() -> None:
+def test_an_override_that_is_not_toml_is_taken_as_a_string() -> None:
     (problem,) = problems_of(SMALLEST, "read_mode=" + "[" * 100_000)
     assert problem.startswith("read_mode: ")
 
 
-def test_name_server() -> None:
+def test_a_name_server_configuration_is_read_and_checked() -> None:
     config = parse_name_server_config('listen = "127.0.0.1:9876"', ["log_level=error"])
     assert (config.listen, config.uvloop, config.log_level) == ("127.0.0.1:9876", "auto", "error")
     with pytest.raises(ConfigError) as caught:
@@ -219,24 +219,24 @@ def test_name_server() -> None:
 
 
 @pytest.mark.parametrize(("address", "parts"), [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:9876", ("::1", 9876))])
-def test_addresses(address: str, parts: tuple[str, int]) -> None:
+def test_an_address_is_split_into_ip_and_port(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "host:1", "127.0.0.1:65536", "1.2.3.4:-1", ":1"])
-def test_bad_addresses(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         split_address(address)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "..", "t" * 128, "é", "a\n"])
-def test_bad_topic_names(name: str) -> None:
+def test_invalid_topic_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="topic name"):
         check_topic_name(name)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_configuration_or_a_list_of_problems(text: str) -> None:
+def test_random_text_gives_a_list_of_problems_and_no_other_error(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_broker_config(text)
     assert caught.value.problems

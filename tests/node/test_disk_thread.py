@@ -1,4 +1,4 @@
-"""The disk's own thread: what is quick is done on return, what is not leaves the loop free."""
+"""The disk's own thread: quick operations are done on return, slow ones leave the loop free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing() -> None:
     return None
 
 
-def test_what_is_quick_is_done_in_the_thread_before_the_call_returns() -> None:
+def test_a_quick_operation_is_done_in_the_thread_before_the_call_returns() -> None:
     thread = DiskThread()
     ran_in: list[int] = []
     try:
@@ -32,7 +32,7 @@ def test_what_is_quick_is_done_in_the_thread_before_the_call_returns() -> None:
         thread.close()
 
 
-def test_errors_are_those_of_the_operation() -> None:
+def test_errors_of_the_operation_are_raised() -> None:
     thread = DiskThread()
 
     def fail() -> None:
@@ -47,7 +47,7 @@ def test_errors_are_those_of_the_operation() -> None:
         thread.close()
 
 
-def test_a_stalled_write_leaves_the_loop_free_and_others_go_through_the_pool(
+def test_a_stalled_write_leaves_the_loop_free_and_other_writes_use_the_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, release = threading.Event(), threading.Event()
@@ -79,8 +79,8 @@ def test_a_stalled_write_leaves_the_loop_free_and_others_go_through_the_pool(
     asyncio.run(main())
 
 
-def test_the_outcome_is_taken_before_anything_else_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits does so in another thread: what the loop begins meanwhile must not get this operation's error."""
+def test_the_outcome_is_taken_before_another_operation_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread waits: an operation that the loop begins meanwhile must not get this operation's error."""
     thread = DiskThread()
     release = threading.Event()
     free_when_taken: list[bool] = []
@@ -105,7 +105,7 @@ def test_the_outcome_is_taken_before_anything_else_may_begin(monkeypatch: pytest
         thread.close()
 
 
-def test_the_loop_does_not_wait_again_at_once() -> None:
+def test_after_a_slow_operation_the_loop_does_not_block_on_the_next() -> None:
     thread = DiskThread()
     release = threading.Event()
     try:
@@ -113,12 +113,12 @@ def test_the_loop_does_not_wait_again_at_once() -> None:
         assert not thread.is_quick
         release.set()
         thread.wait()
-        assert not thread.is_quick  # it rests
+        assert not thread.is_quick  # for REST_S
     finally:
         thread.close()
 
 
-def test_a_sync_leaves_the_loop_free_and_raises_what_it_raised() -> None:
+def test_a_sync_leaves_the_loop_free_and_its_error_is_raised() -> None:
     async def main() -> None:
         thread = DiskThread()
         release = threading.Event()
@@ -142,7 +142,7 @@ def test_a_sync_leaves_the_loop_free_and_raises_what_it_raised() -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_waiter_waits_for_the_end() -> None:
+def test_a_cancelled_waiter_waits_until_the_operation_ends() -> None:
     async def main() -> None:
         thread = DiskThread()
         release = threading.Event()

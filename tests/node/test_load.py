@@ -1,4 +1,4 @@
-"""The load generator sends what RocketMQ's clients send: a figure for other messages says nothing about them."""
+"""The load generator sends messages like those of RocketMQ's clients: figures for others would not be comparable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from node.store.properties import property_value
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers SUCCESS to whatever comes, and keeps it."""
+    """Answers every request with SUCCESS, and keeps it."""
 
     daemon_threads = True
 
@@ -29,7 +29,7 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, _Server)
-        with contextlib.suppress(ConnectionError):  # the load leaves with answers under way
+        with contextlib.suppress(ConnectionError):  # the load disconnects before all answers arrive
             while size := self.rfile.read(4):
                 request = decode(self.rfile.read(int.from_bytes(size, "big")))
                 self.server.requests.append(request)

@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def finish(process: subprocess.Popen[str], *, timeout_s: float = 30) -> tuple[int, str]:
-    """Exit status and stderr of a process that ends by itself."""
+    """Wait for a process to end; returns its exit status and stderr."""
     _, errors = process.communicate(timeout=timeout_s)
     return process.returncode, errors
 
@@ -87,7 +87,7 @@ def write_config(tmp_path: Path, *, port: int = 0, ledger_port: int | None = Non
     return str(path)
 
 
-def test_version(start: Start) -> None:
+def test_version_is_printed_and_is_that_of_pyproject(start: Start) -> None:
     process = start("--version")
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, f"node {node.__version__}\n")
@@ -121,7 +121,7 @@ def test_version(start: Start) -> None:
         (("nameserver", "--listen", "192.0.2.1:1"), "192.0.2.1"),
     ],
 )
-def test_what_the_operator_must_mend_is_one_line_and_254(
+def test_invalid_arguments_are_refused_in_one_line_with_status_254(
     start: Start, arguments: tuple[str, ...], problem: str
 ) -> None:
     status, errors = finish(start(*arguments))
@@ -130,7 +130,7 @@ def test_what_the_operator_must_mend_is_one_line_and_254(
     assert problem in errors
 
 
-def test_every_problem_of_a_configuration_is_a_line(start: Start, tmp_path: Path) -> None:
+def test_every_problem_of_a_configuration_is_reported_on_a_line(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text('self_id = "x"\nlisen = "127.0.0.1:1"\n')
     status, errors = finish(start("broker", "--config", str(path)))
@@ -167,7 +167,7 @@ def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "mend"),
+    ("settings", "fix"),
     [
         ("listen=127.0.0.1:{port}", "stop what uses it, or change listen"),
         ("metrics_listen=127.0.0.1:{port}", "stop what uses it, or change metrics_listen"),
@@ -184,7 +184,7 @@ def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
     ],
 )
 def test_the_key_of_a_port_that_cannot_be_opened_is_named(
-    start: Start, tmp_path: Path, settings: str, mend: str
+    start: Start, tmp_path: Path, settings: str, fix: str
 ) -> None:
     path = Path(write_config(tmp_path))
     if "classic" in settings:
@@ -197,7 +197,7 @@ def test_the_key_of_a_port_that_cannot_be_opened_is_named(
         words = settings.format(port=port, above=port + 2).split()
         status, errors = finish(start("broker", "--config", str(path), *(f"--set={each}" for each in words)))
     (line,) = [line for line in errors.splitlines() if line.startswith("node: ")]
-    assert status == 254 and line.endswith(mend) and "Traceback" not in errors
+    assert status == 254 and line.endswith(fix) and "Traceback" not in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -212,7 +212,7 @@ def test_a_broker_ends_on_a_signal(start: Start, tmp_path: Path, number: signal.
 
 
 @pytest.mark.cluster
-def test_a_second_broker_keeps_off_the_same_data(start: Start, tmp_path: Path) -> None:
+def test_a_second_broker_on_the_same_data_directory_is_refused(start: Start, tmp_path: Path) -> None:
     wait_until_ready(start("broker", "--config", write_config(tmp_path)))
     status, errors = finish(start("broker", "--config", write_config(tmp_path)))
     assert status == 254
@@ -222,7 +222,7 @@ def test_a_second_broker_keeps_off_the_same_data(start: Start, tmp_path: Path) -
 @pytest.mark.cluster
 @pytest.mark.parametrize("first", ["classic", "dledger"])
 def test_a_log_of_the_other_kind_is_refused(start: Start, tmp_path: Path, first: str) -> None:
-    """Beside it an empty one would begin, whose queues have no message up to where the consumers have read."""
+    """An empty log would begin beside it, without the messages that the consumers have read."""
     path = Path(write_config(tmp_path))
     text, places = path.read_text(), {"classic": "commitlog", "dledger": "dledger/data"}
     classic = text[: text.index("[dledger]")] + "[classic]\n" + text[text.index("[[topics]]") :]
@@ -260,12 +260,12 @@ def test_a_data_directory_that_is_a_file_is_named(start: Start, tmp_path: Path) 
     [
         ("/dev/null", "/dev/null: File exists; it has to be a directory"),
         ("/dev/null/data", "/dev/null/data: Not a directory; what is above it has to be a directory"),
-        ("/sys/splitbrain", "/sys/splitbrain: "),  # as the machine has it: not permitted, or read-only
+        ("/sys/splitbrain", "/sys/splitbrain: "),  # not permitted or read-only, depending on the machine
         ("/" + "x" * 300, ": File name too long; name it shorter"),
     ],
     ids=["a device", "below a device", "no writing there", "long"],
 )
-def test_the_key_of_a_place_that_cannot_be_used_is_named(
+def test_the_key_of_a_path_that_cannot_be_used_is_named(
     start: Start, tmp_path: Path, path: str, complaint: str
 ) -> None:
     for key, words in (
@@ -279,7 +279,7 @@ def test_the_key_of_a_place_that_cannot_be_used_is_named(
 
 
 def in_store(data: Path, pattern: str) -> Path:
-    """The first file of the store that has such a name."""
+    """The first file of the store that matches the pattern."""
     return sorted(path for path in data.glob(pattern) if path.is_file())[0]
 
 
@@ -292,10 +292,10 @@ CLASSIC_FILES = ("commitlog/*", "checkpoint", "checkpoint.bak", "consumequeue/t/
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(("table", "patterns"), [("", LEDGER_FILES), ("[classic]", CLASSIC_FILES)])
-def test_a_directory_in_the_place_of_a_file_of_the_store_is_named(
+def test_a_directory_in_place_of_a_file_of_the_store_is_named(
     start: Start, tmp_path: Path, table: str, patterns: tuple[str, ...]
 ) -> None:
-    """The directory is left alone, and with the file back nothing is lost."""
+    """The directory is left alone, and nothing is lost once the file is back."""
     path = Path(write_config(tmp_path))
     text = path.read_text()
     (port,) = free_ports(1)
@@ -328,7 +328,7 @@ def test_a_directory_in_the_place_of_a_file_of_the_store_is_named(
 
 
 async def send_until_stored(address: str, number: int) -> list[bytes]:
-    """Send messages one after the other, each once the broker takes it."""
+    """Send messages one after the other, each until the broker accepts it."""
     bodies = [b"%d" % each for each in range(number)]
     async with BrokerClient(name_servers=[], runtime=real_runtime(1)) as client, asyncio.timeout(30):
         for body in bodies:
@@ -337,13 +337,13 @@ async def send_until_stored(address: str, number: int) -> list[bytes]:
                     await client.send("t", 0, body, address=address, properties={"KEYS": "k"})
                     break
                 except ClientError as error:
-                    assert error.is_definite, error  # it does not lead yet
+                    assert error.is_definite, error  # the broker does not lead yet
                     await asyncio.sleep(0.05)
     return bodies
 
 
 async def stored(address: str) -> list[bytes]:
-    """The messages that a broker gives once it gives any."""
+    """The messages that a broker returns, once it returns any."""
     async with BrokerClient(name_servers=[], runtime=real_runtime(1)) as client, asyncio.timeout(30):
         while True:
             try:
@@ -379,7 +379,7 @@ def test_the_single_file_is_reproducible_and_needs_nothing_but_python(start: Sta
     assert finish(start("broker", command=bare, cwd=tmp_path))[0] == 254
 
 
-def test_the_single_file_cannot_be_written_where_there_is_no_directory(tmp_path: Path) -> None:
+def test_building_the_single_file_into_a_missing_directory_fails_in_one_line(tmp_path: Path) -> None:
     failed = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "build_pyz.py"), str(tmp_path / "none" / "node.pyz")],
         capture_output=True, text=True, check=False,
@@ -387,7 +387,7 @@ def test_the_single_file_cannot_be_written_where_there_is_no_directory(tmp_path:
     assert failed.returncode == 254 and failed.stderr.count("\n") == 1
 
 
-def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
+def test_transfer_makes_a_member_the_leader_or_says_why_not(start: Start, tmp_path: Path) -> None:
     config = write_config(tmp_path, ledger_port=free_ports(1)[0])
     status, errors = finish(start("transfer", "--config", config, "--to", "n1"))
     assert (status, errors.count("\n")) == (1, 1) and "nobody leads" in errors
@@ -412,10 +412,10 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("transfer", "--to", "n1"), ("members", "--remove", "n1")])
-def test_asking_a_group_can_be_interrupted(
+def test_transfer_and_members_can_be_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Sequence[str]
 ) -> None:
-    """With a line that says what is known of the outcome, and no traceback."""
+    """A line says what is known of the outcome; there is no traceback."""
 
     async def waits(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -430,10 +430,10 @@ def test_asking_a_group_can_be_interrupted(
 
 @pytest.mark.parametrize("kind", ["broker", "nameserver"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_modules_are_loaded_is_one_to_stop(
+def test_a_signal_while_modules_are_imported_stops_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: signal.Signals
 ) -> None:
-    """They take longest of a start."""
+    """Imports take most of the time of a start."""
     stopped = []
 
     class Loading(types.ModuleType):
@@ -459,8 +459,8 @@ def test_a_signal_while_modules_are_loaded_is_one_to_stop(
         signal.signal(signal.SIGTERM, before)
 
 
-def test_without_files_to_open_the_log_has_a_line(start: Start) -> None:
-    """Not thousands, a traceback each: the loop tries to accept as often as its backlog is long, once a second."""
+def test_running_out_of_descriptors_is_logged_in_one_line(start: Start) -> None:
+    """Not with thousands of tracebacks: each second the loop tries to accept as often as its backlog is long."""
     process = start("nameserver", "--listen", "127.0.0.1:0", "--set", "uvloop=off")
     port = int(re.search(r"listen=127\.0\.0\.1:(\d+)", wait_until_ready(process))[1])  # type: ignore[index]
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (20, 20))
@@ -502,10 +502,10 @@ def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -
     assert f"127.0.0.1:{port} is the address of n1, which belongs to the group: n4 needs one of its own" in errors
 
 
-def test_a_member_that_comes_back_elsewhere_is_told_where_it_is_dialled(
+def test_adding_a_member_at_another_address_says_which_address_is_dialled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the address of each member's own configuration, whatever is added."""
+    """Members dial the address in their own configuration, whatever is added."""
 
     async def change_members(group: str, peers: object, member: str, address: str | None) -> int:
         return 7
@@ -518,7 +518,7 @@ def test_a_member_that_comes_back_elsewhere_is_told_where_it_is_dialled(
         assert told.count("\n") == lines and ("n1 at 127.0.0.1:20911" in told) == (lines == 2)
 
 
-def test_the_environment_overrides_the_file_and_options_both(
+def test_the_environment_overrides_the_file_and_options_override_both(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = free_ports(2)
@@ -531,7 +531,7 @@ def test_the_environment_overrides_the_file_and_options_both(
     assert f"127.0.0.1:{second}" in ready
 
 
-def test_what_is_wrong_in_the_environment_is_listed_with_the_rest(
+def test_problems_of_environment_variables_are_listed_with_the_others(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPLITBRAIN_NODE_LIMITS__MAX_CONECTIONS", "7")
@@ -542,7 +542,7 @@ def test_what_is_wrong_in_the_environment_is_listed_with_the_rest(
     assert "read_mode: 'safe' is not one of" in errors
 
 
-def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None:
+def test_a_name_server_reads_and_checks_its_configuration_file(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "ns.toml"
     path.write_text(
         f"""
@@ -561,7 +561,7 @@ def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None
     assert "broker_expiry: is no known key; did you mean 'broker_expiry_s'?" in errors
 
 
-def test_a_name_server_loads_no_broker() -> None:
+def test_a_name_server_imports_no_broker_modules() -> None:
     code = "import sys, node.command_line, node.nameserver.serving; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     names = loaded.stdout.split()

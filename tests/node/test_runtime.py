@@ -26,7 +26,7 @@ def disk() -> Iterator[RealDisk]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the kernel, in order, and that it is not asked on the loop's thread."""
+    """The system calls that are made, in order; none of them may be made on the loop's thread."""
     made: list[str] = []
     main_thread = threading.get_ident()
 
@@ -67,7 +67,7 @@ def test_file_reads_back_what_was_written_and_knows_its_size(disk: RealDisk, tmp
     assert (tmp_path / "file").read_bytes() == b"hel"
 
 
-def test_everything_that_waits_for_the_disk_is_off_the_loop(disk: RealDisk, tmp_path: Path, calls: list[str]) -> None:
+def test_calls_that_block_on_the_disk_run_off_the_event_loop(disk: RealDisk, tmp_path: Path, calls: list[str]) -> None:
     async def scenario() -> None:
         file = await disk.create(str(tmp_path / "file"))
         await file.write(0, b"data")
@@ -93,10 +93,10 @@ def test_everything_that_waits_for_the_disk_is_off_the_loop(disk: RealDisk, tmp_
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_who_is_told_of_a_writes_end_is_told_later_in_the_loop(
+def test_the_callback_of_a_write_runs_later_on_the_event_loop(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
 ) -> None:
-    """Also of those that had to wait in the pool because another one was under way, and of those that failed."""
+    """Also for writes that wait in the pool because another one is in progress, and for writes that fail."""
 
     async def scenario() -> None:
         file = await disk.create(str(tmp_path / "file"))
@@ -105,13 +105,13 @@ def test_who_is_told_of_a_writes_end_is_told_later_in_the_loop(
         all_told = loop.create_future()
 
         def write(number: int, count: int) -> None:
-            def then(error: BaseException | None) -> None:
+            def on_done(error: BaseException | None) -> None:
                 assert threading.get_ident() == thread
                 told.append((number, error))
                 if len(told) == count:
                     all_told.set_result(None)
 
-            file.begin_write(number, b"%d" % number, then, sync=sync)
+            file.begin_write(number, b"%d" % number, on_done, sync=sync)
 
         for number in range(3):
             write(number, 3)
@@ -172,7 +172,7 @@ def test_failed_atomic_write_leaves_the_old_content(
 
 
 @pytest.mark.parametrize(("make", "said"), [(os.mkfifo, "not a regular file"), (os.mkdir, "Is a directory")])
-def test_what_is_no_regular_file_is_not_read_and_not_waited_for(
+def test_reading_a_pipe_or_a_directory_fails_without_blocking(
     make: Callable[[Path], None], said: str, disk: RealDisk, tmp_path: Path
 ) -> None:
     make(tmp_path / "odd")
@@ -227,7 +227,7 @@ def test_loop_stays_free_and_a_cancelled_waiter_waits_for_the_operation(
 
 
 def test_a_file_that_cannot_be_read_is_named(disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad sector: the system says of which descriptor only, and a start that fails on it has to say of which file."""
+    """As with a bad sector: the system does not name the file, but a start that fails on it has to."""
     file = disk.open(str(tmp_path / "f"))
 
     def fails(descriptor: int, size_bytes: int, offset: int) -> bytes:
@@ -238,8 +238,8 @@ def test_a_file_that_cannot_be_read_is_named(disk: RealDisk, tmp_path: Path, mon
         file.read(0, 10)
 
 
-def test_a_file_that_is_closed_refuses_everything_as_a_disk_does(disk: RealDisk, tmp_path: Path) -> None:
-    """Whoever waits for the disk expects no other error than its own."""
+def test_a_closed_file_raises_os_error_for_every_operation(disk: RealDisk, tmp_path: Path) -> None:
+    """Callers expect no other kind of error from a disk."""
 
     async def scenario() -> None:
         file = disk.open(str(tmp_path / "f"))
@@ -253,7 +253,7 @@ def test_a_file_that_is_closed_refuses_everything_as_a_disk_does(disk: RealDisk,
     asyncio.run(scenario())
 
 
-def test_directories_and_lists(disk: RealDisk, tmp_path: Path) -> None:
+def test_directories_are_made_and_listed(disk: RealDisk, tmp_path: Path) -> None:
     deep = str(tmp_path / "a" / "b" / "c")
     disk.make_dirs(deep)
     disk.make_dirs(deep)
@@ -268,12 +268,12 @@ def test_directories_and_lists(disk: RealDisk, tmp_path: Path) -> None:
         disk.read_file(str(tmp_path / "absent"))
 
 
-def test_removing_what_is_not_there_is_no_error(disk: RealDisk, tmp_path: Path) -> None:
+def test_removing_a_missing_file_is_no_error(disk: RealDisk, tmp_path: Path) -> None:
     run(disk.remove(str(tmp_path / "absent")))
     assert disk.list(str(tmp_path)) == []
 
 
-def test_create_gives_its_descriptor_back_when_the_directory_cannot_be_synced(
+def test_create_closes_its_descriptor_if_the_directory_cannot_be_synced(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
@@ -303,7 +303,7 @@ def test_create_gives_its_descriptor_back_when_the_directory_cannot_be_synced(
     assert opened == []
 
 
-def test_clocks_are_the_machines() -> None:
+def test_the_clock_reads_the_clocks_of_the_machine() -> None:
     clock = RealClock()
     before_ns, wall_ms = time.monotonic_ns(), clock.wall_ms()
     assert before_ns <= clock.monotonic_ns() <= time.monotonic_ns()

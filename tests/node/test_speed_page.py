@@ -1,4 +1,4 @@
-"""The page of the node's speed, and its table of brokers beside each other."""
+"""The page about the node's speed, and its table that compares brokers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert apache == "| single | async | one | apache | 900 | 1.00 | 2.0 | 2.0 to 4.0 | 2.0% | 0.40 | 2.67 |"
 
 
-def test_a_table_takes_the_place_of_the_one_before() -> None:
+def test_a_new_table_replaces_the_old_one() -> None:
     page = "# Speed\n\ntext\n"
     first = with_section(page, "a\nb\n")
     assert first == f"# Speed\n\ntext\n\n{BESIDE_OTHERS}\n\na\nb\n" and section_of(first) == "a\nb"

@@ -59,7 +59,7 @@ class Stage:
         return f"127.0.0.1:{self.broker.port}"
 
     def answer(self, code: int, *replies: dict[str, Any]) -> None:
-        """Answer requests of `code` with these replies, one after the other, the last one for ever."""
+        """Answer requests of `code` with these replies, one after the other, the last one repeatedly."""
         left = list(replies)
 
         def processor(command: Command, connection: Connection) -> Command:
@@ -70,7 +70,7 @@ class Stage:
         self.broker.register(code, processor)
 
     async def connect(self) -> None:
-        """Open the client's connection to the broker: the time of a request that follows is not spent on dialling."""
+        """Open the client's connection to the broker, so that later requests spend none of their time on dialling."""
         reply = await self.client.invoke(self.address, Command.request(34), 10_000)
         assert reply.code == 3  # no processor for it
 
@@ -159,7 +159,7 @@ def test_send_with_the_long_field_names() -> None:
     ("code", "status"),
     [(10, SendStatus.FLUSH_DISK_TIMEOUT), (11, SendStatus.SLAVE_NOT_AVAILABLE), (12, SendStatus.FLUSH_SLAVE_TIMEOUT)],
 )
-def test_stored_on_the_master_only_is_a_result_that_says_so(code: int, status: SendStatus) -> None:
+def test_a_message_stored_on_the_master_only_is_a_result_with_that_status(code: int, status: SendStatus) -> None:
     async def scenario() -> None:
         async with staged() as s:
             s.answer(310, SENT | {"code": code})
@@ -173,7 +173,7 @@ def test_stored_on_the_master_only_is_a_result_that_says_so(code: int, status: S
     ("code", "definite"),
     [(1, False), (2, True), (3, True), (13, True), (14, True), (16, True), (17, True), (19, False), (999, False)],
 )
-def test_failure_codes_say_whether_anything_can_have_happened(code: int, definite: bool) -> None:
+def test_a_failure_code_says_whether_the_failure_is_definite(code: int, definite: bool) -> None:
     async def scenario() -> None:
         async with staged() as s:
             s.answer(310, {"code": code, "remark": "because"})
@@ -195,7 +195,7 @@ def test_failure_codes_say_whether_anything_can_have_happened(code: int, definit
         ("NOT_LEADER", None, None),
     ],
 )
-def test_leader_hints(remark: str, leader: str | None, address: str | None) -> None:
+def test_a_not_leader_error_has_the_hint_to_the_leader(remark: str, leader: str | None, address: str | None) -> None:
     async def scenario() -> None:
         async with staged(translate=lambda advertised: f"dial-{advertised}") as s:
             s.answer(310, {"code": 14, "remark": remark})
@@ -207,7 +207,7 @@ def test_leader_hints(remark: str, leader: str | None, address: str | None) -> N
     run(scenario)
 
 
-def test_what_never_left_is_definite_and_what_got_no_answer_is_not() -> None:
+def test_an_unsent_request_fails_definitely_and_an_unanswered_one_does_not() -> None:
     async def scenario() -> None:
         async with staged(request_timeout_ms=50) as s:
             with pytest.raises(NotSent) as refused:
@@ -237,7 +237,7 @@ def test_what_never_left_is_definite_and_what_got_no_answer_is_not() -> None:
     run(scenario)
 
 
-def test_success_that_cannot_be_read_is_indefinite() -> None:
+def test_an_unreadable_reply_with_code_success_is_indefinite() -> None:
     async def scenario() -> None:
         async with staged() as s:
             s.answer(310, {"code": 0})
@@ -263,7 +263,7 @@ PULLED = {
 }
 
 
-def test_pull() -> None:
+def test_pull_returns_messages_offsets_and_a_status() -> None:
     messages = [
         Message(topic="T", queue_id=3, queue_offset=5 + n, body=b"m%d" % n, properties={"TAGS": "a"}) for n in range(2)
     ]
@@ -318,7 +318,7 @@ def test_a_suspended_pull_waits_longer_than_other_requests() -> None:
     run(scenario)
 
 
-def test_offsets_and_runtime_info() -> None:
+def test_offsets_and_runtime_info_are_read() -> None:
     async def scenario() -> None:
         async with staged() as s:
             s.answer(30, {"code": 0, "fields": {"offset": 12}})
@@ -353,7 +353,7 @@ def test_routes_are_translated_cached_and_forgotten_on_failure() -> None:
             with pytest.raises(NotSent):
                 await s.client.send("T", 0, b"")
             await s.register(s.name_servers[0], "10.9.9.9:1")
-            await s.client.send("T", 0, b"")  # a failure has made it ask again
+            await s.client.send("T", 0, b"")  # after the failure the client asks for the route again
             s.answer(310, {"code": 14, "remark": "NOT_LEADER leader=- addr=-"}, SENT)
             with pytest.raises(NotLeader):
                 await s.client.send("T", 0, b"")
@@ -384,7 +384,7 @@ def test_name_servers_are_asked_in_turn() -> None:
     run(scenario)
 
 
-def test_a_topic_without_master_is_not_sent_to() -> None:
+def test_sending_to_a_topic_without_a_master_raises_no_route() -> None:
     async def scenario() -> None:
         async with staged(name_servers=1) as s:
             await s.register(s.name_servers[0], "10.0.0.1:1")
@@ -397,7 +397,7 @@ def test_a_topic_without_master_is_not_sent_to() -> None:
     run(scenario)
 
 
-def test_create_topic_on_every_master() -> None:
+def test_create_topic_reaches_every_master() -> None:
     async def scenario() -> None:
         async with staged(name_servers=1) as s, staged() as other:
             await s.register(s.name_servers[0], s.address)
@@ -416,7 +416,7 @@ def test_create_topic_on_every_master() -> None:
     run(scenario)
 
 
-def test_create_topic_by_a_name_server_that_writes_numbers_as_keys() -> None:
+def test_create_topic_accepts_cluster_information_with_integer_keys() -> None:
     async def scenario() -> None:
         async with staged() as s:
             groups = '{"brokerAddrTable":{"b":{"brokerAddrs":{0:"%s",1:"127.0.0.1:1"},"brokerName":"b","cluster":"c"}}}'
@@ -430,7 +430,7 @@ def test_create_topic_by_a_name_server_that_writes_numbers_as_keys() -> None:
     run(scenario)
 
 
-def test_configuration_and_topics_of_a_broker() -> None:
+def test_broker_configuration_and_topic_names_are_read() -> None:
     async def scenario() -> None:
         async with staged() as s:
             s.answer(26, {"code": 0, "body": b"brokerRole=SLAVE\nname=a=b\n\nno property\n"})
@@ -444,7 +444,7 @@ def test_configuration_and_topics_of_a_broker() -> None:
     run(scenario)
 
 
-def test_unreadable_routes_are_no_routes() -> None:
+def test_unreadable_routes_raise_no_route() -> None:
     async def scenario() -> None:
         for body in (b"", b"[]", b"{}", b'{"queueDatas":[{}],"brokerDatas":[]}', b'{"queueDatas":[],"brokerDatas":5}'):
             async with staged() as liar:

@@ -66,8 +66,8 @@ async def send(client: Client, bodies: Sequence[bytes], **options: Any) -> None:
     await producer.stop()
 
 
-async def offsets_become(client: Client, served: Any, wanted: list[int]) -> None:
-    """Wait until the broker keeps these for group g in the queues of t."""
+async def wait_for_offsets(client: Client, served: Any, wanted: list[int]) -> None:
+    """Wait until the broker stores these offsets of group g for the queues of t."""
     kept: list[int] = []
     async with asyncio.timeout(5):
         while kept != wanted:
@@ -107,7 +107,7 @@ def test_members_share_the_queues_and_take_over_from_each_other(serving: Any, wa
     run(scenario)
 
 
-def test_a_new_member_goes_on_where_the_group_was(serving: Any, wait_until: Any) -> None:
+def test_a_new_member_continues_at_the_offsets_of_the_group(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 2}) as served:
             for generation in range(3):
@@ -124,10 +124,10 @@ def test_a_new_member_goes_on_where_the_group_was(serving: Any, wait_until: Any)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_an_idle_consumer_mends_offsets_that_the_broker_has_lost(
+def test_an_idle_consumer_restores_offsets_that_the_broker_has_lost(
     serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
-    """As after a failover before the offsets were copied. Each queue has its turn, one of several at a time."""
+    """As after a failover before the offsets were replicated. The queues are saved in turn."""
     monkeypatch.setattr("node.client.consumer.SAVE_ANYWAY_S", 1.5, raising=False)
 
     async def scenario() -> None:
@@ -144,27 +144,27 @@ def test_an_idle_consumer_mends_offsets_that_the_broker_has_lost(
             consumer.offsets.save = counted  # type: ignore[method-assign]
             await consumer.start()
             await send(client, [b"x"] * 12)
-            await offsets_become(client, served, [2] * 6)
+            await wait_for_offsets(client, served, [2] * 6)
             saves.clear()
             for queue in range(6):
                 fields = {"consumerGroup": "g", "topic": "t", "queueId": queue, "commitOffset": 1}
                 await client.requests.invoke(served.address, Command.request(15, fields))
-            await offsets_become(client, served, [2] * 6)
+            await wait_for_offsets(client, served, [2] * 6)
             assert max(saves) <= 2, "not all at once"
 
     run(scenario)
 
 
 async def reset(client: Client, served: Any, timestamp_ms: int) -> None:
-    """Have the broker tell group g to go on at the first message of a time, -1 for the end of each queue of t."""
+    """Have the broker reset group g to the first message of a time, or with -1 to the end of each queue of t."""
     fields: Any = {"topic": "t", "group": "g", "timestamp": timestamp_ms, "isForce": True}
     reply = await client.requests.invoke(served.address, Command.request(222, fields))
     assert reply.code == 0, reply.remark
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_offsets_that_are_reset(serving: Any, wait_until: Any, ordered: bool) -> None:
-    """Back, and forward while a handler is at work: what was read ahead is forgotten, and nothing undoes it later."""
+def test_a_consumer_follows_a_reset_of_its_offsets(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Back, and forward while a handler runs: messages read ahead are dropped, and nothing undoes the reset later."""
 
     async def scenario() -> None:
         async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -180,7 +180,7 @@ def test_offsets_that_are_reset(serving: Any, wait_until: Any, ordered: bool) ->
             await consumer.start()
             await send(client, [b"x"] * 8)
             await wait_until(lambda: len(handled) == 8)
-            await offsets_become(client, served, [4, 4])
+            await wait_for_offsets(client, served, [4, 4])
             handled.clear()
             gate.clear()
             await reset(client, served, 0)
@@ -189,20 +189,22 @@ def test_offsets_that_are_reset(serving: Any, wait_until: Any, ordered: bool) ->
             await asyncio.sleep(0.5)
             gate.set()
             await asyncio.sleep(1)
-            assert len(handled) == 2, "what had been read is not handled any more"
+            assert len(handled) == 2, "messages read ahead are not handled"
             await send(client, [b"y"] * 2)
             await wait_until(lambda: len(handled) == 4)
             assert sorted(handled[2:]) == [(0, 4), (1, 4)]
             await reset(client, served, 0)
             await wait_until(lambda: len(handled) == 14)
             await consumer.stop()
-            await offsets_become(client, served, [5, 5])
+            await wait_for_offsets(client, served, [5, 5])
 
     run(scenario)
 
 
-def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_until: Any, tmp_path: Path) -> None:
-    """Who broadcasts keeps them in its file, and who is asked by `poll` reads on from there as well."""
+def test_broadcasting_and_polling_consumers_follow_a_reset_of_offsets(
+    serving: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """A broadcasting consumer keeps the new offsets in its file; a polling one continues from them as well."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, AsyncExitStack() as stack:
@@ -224,7 +226,9 @@ def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_unt
                 offsets: list[int] = []
                 while len(offsets) < count:
                     offsets += [message.queue_offset for message in await own.poll()]
-                assert await own.poll(timeout_ms=10) == [], "the last ones are dealt with, and there are no others"
+                assert await own.poll(timeout_ms=10) == [], (
+                    "no other messages, and this poll marks the last ones as handled"
+                )
                 await own.commit()
                 return offsets
 
@@ -244,8 +248,8 @@ def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_unt
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_what_a_consumer_says_of_itself(serving: Any, wait_until: Any, ordered: bool) -> None:
-    """Code 307, by way of the broker, while a handler is at work."""
+def test_a_consumer_reports_its_running_info(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Code 307, through the broker, while a handler runs."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -284,8 +288,8 @@ def test_what_a_consumer_says_of_itself(serving: Any, wait_until: Any, ordered: 
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_message_that_an_operator_has_handled_again(serving: Any, wait_until: Any, ordered: bool) -> None:
-    """Code 309, by way of the broker: what the handler makes of it, whatever it is; the group's offsets stay."""
+def test_an_operator_can_have_a_message_handled_again(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Code 309, through the broker: the reply has the outcome of the handler; the group's offsets stay."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -305,7 +309,7 @@ def test_a_message_that_an_operator_has_handled_again(serving: Any, wait_until: 
             first = await producer.send(NewMessage("t", b"first"))
             await producer.send(NewMessage("t", b"second"))
             await wait_until(lambda: len(handled) == 2)
-            await offsets_become(client, served, [2])
+            await wait_for_offsets(client, served, [2])
             fields = {"consumerGroup": "g", "clientId": client.client_id, "msgId": first.result.msg_id}
             for outcome, said, remark in [
                 (None, "CR_SUCCESS", None),
@@ -322,13 +326,13 @@ def test_a_message_that_an_operator_has_handled_again(serving: Any, wait_until: 
             rows = re.search(rb'"consumerTable":\{"[^"]+":(.*)\},"messageQueueTable"', reply.body)
             assert rows is not None, reply.body
             assert parse_queue_table(b'{"o":%s}' % rows[1], "o") == [(Place("t", "broker-a", 0), 2)]
-            await offsets_become(client, served, [2])
+            await wait_for_offsets(client, served, [2])
             assert len(handled) == 5 and outcomes == []
 
     run(scenario)
 
 
-def test_who_cannot_handle_a_message_at_once_says_so(serving: Any, wait_until: Any) -> None:
+def test_requests_to_handle_a_message_directly_are_refused_with_a_reason(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
             own = client.pull_consumer("polling", {"t": "*"})
@@ -348,7 +352,7 @@ def test_who_cannot_handle_a_message_at_once_says_so(serving: Any, wait_until: A
     run(scenario)
 
 
-def test_only_wanted_tags_arrive(serving: Any, wait_until: Any) -> None:
+def test_only_subscribed_tags_are_delivered(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
             sink = Sink()
@@ -384,7 +388,7 @@ def test_order_holds_through_failures_and_rebalancing(serving: Any, wait_until: 
                 await asyncio.sleep(0.005)
                 busy[queue_id] -= 1
                 if calls % 17 == 0:
-                    raise RuntimeError("the test wants it again")
+                    raise RuntimeError("the test wants a retry")
                 if calls % 23 == 0:
                     return ConsumeResult.LATER
                 handled.setdefault(queue_id, []).append(message.queue_offset)
@@ -406,7 +410,9 @@ def test_order_holds_through_failures_and_rebalancing(serving: Any, wait_until: 
     run(scenario)
 
 
-def test_broadcasting_gives_everything_to_everybody_once(serving: Any, wait_until: Any, tmp_path: Path) -> None:
+def test_broadcasting_delivers_every_message_to_every_member_once(
+    serving: Any, wait_until: Any, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with serving({"t": 3}) as served:
             for generation in range(2):
@@ -429,10 +435,8 @@ def test_broadcasting_gives_everything_to_everybody_once(serving: Any, wait_unti
     run(scenario)
 
 
-def test_a_member_that_broadcasts_misses_nothing_of_queues_that_appear(
-    serving: Any, wait_until: Any, tmp_path: Path
-) -> None:
-    """What is sent to them before it has noticed them is delivered, with LAST as well; what is older than it is not."""
+def test_a_broadcasting_member_misses_no_message_of_new_queues(serving: Any, wait_until: Any, tmp_path: Path) -> None:
+    """Messages sent before it has noticed the queues are delivered, even with LAST; those older than itself are not."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -469,7 +473,7 @@ def test_a_member_that_broadcasts_misses_nothing_of_queues_that_appear(
     run(scenario)
 
 
-def test_a_failed_message_comes_again_and_then_goes_to_the_dead_letters(serving: Any, wait_until: Any) -> None:
+def test_a_failed_message_is_redelivered_and_then_becomes_a_dead_letter(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
             seen: list[tuple[bytes, int, str]] = []
@@ -498,7 +502,7 @@ def test_a_failed_message_comes_again_and_then_goes_to_the_dead_letters(serving:
     run(scenario)
 
 
-def test_an_ordered_consumer_can_give_up_on_a_message(serving: Any, wait_until: Any) -> None:
+def test_an_ordered_consumer_skips_a_message_after_the_maximum_of_retries(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
             seen: list[tuple[bytes, int]] = []
@@ -518,7 +522,7 @@ def test_an_ordered_consumer_can_give_up_on_a_message(serving: Any, wait_until: 
 
 
 async def dead_letters(client: Client, group: str) -> list[ReceivedMessage]:
-    """The first ones of the group, once there are any."""
+    """The first dead letters of the group, once there are any."""
     queue = MessageQueue(f"%DLQ%{group}", "broker-a", 0)
     async with PullConsumer(client, "undertaker", queues=[queue], start_from=StartFrom.FIRST) as consumer:
         found: list[ReceivedMessage] = []
@@ -529,7 +533,7 @@ async def dead_letters(client: Client, group: str) -> list[ReceivedMessage]:
 
 @pytest.fixture
 def records_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker no longer has the record of any message that is given back."""
+    """The broker no longer has the record of any message that is sent back."""
 
     def read(log: Any, queues: Any, physical_offset: int) -> Any:
         raise RecordError("it has expired")
@@ -538,8 +542,8 @@ def records_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("records_are_gone")
-def test_a_message_that_is_not_taken_back_is_copied_to_the_retry_topic(serving: Any, wait_until: Any) -> None:
-    """R: sendMessageBack. The copy comes again as often as the broker's own would, and is a dead letter at last."""
+def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(serving: Any, wait_until: Any) -> None:
+    """R: sendMessageBack. The copy is redelivered as often as the broker's would be, then becomes a dead letter."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -571,7 +575,7 @@ def test_a_message_that_is_not_taken_back_is_copied_to_the_retry_topic(serving: 
 
 
 @pytest.mark.usefixtures("records_are_gone")
-def test_an_ordered_queue_goes_on_behind_a_message_that_is_not_taken_back(serving: Any, wait_until: Any) -> None:
+def test_an_ordered_queue_continues_after_a_message_that_cannot_be_sent_back(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
             seen: list[bytes] = []
@@ -592,7 +596,7 @@ def test_an_ordered_queue_goes_on_behind_a_message_that_is_not_taken_back(servin
 
 
 @pytest.mark.usefixtures("records_are_gone")
-def test_a_message_that_cannot_be_copied_either_is_handled_here_again(
+def test_a_message_that_cannot_be_copied_either_is_retried_locally(
     serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("node.client.push_consumer.RETRY_HERE_PAUSE_S", 0.1)
@@ -617,8 +621,8 @@ def test_a_message_that_cannot_be_copied_either_is_handled_here_again(
     assert len(lines) == 2 and any("message 0 of" in line for line in lines), lines
 
 
-def test_polling(serving: Any) -> None:
-    """What was polled is dealt with at the next poll, or at `commit`; what was not comes again."""
+def test_polled_messages_are_committed_by_the_next_poll_or_by_commit(serving: Any) -> None:
+    """Polled messages count as handled at the next poll or at `commit`; others are delivered again."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served:
@@ -660,10 +664,10 @@ def test_polling(serving: Any) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_seek_reads_each_message_anew_whatever_was_read_ahead(
+def test_a_seek_rereads_from_its_offset_whatever_was_read_ahead(
     serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
-    """Where the whole queue was read, and where no more may be read ahead."""
+    """With the whole queue read ahead, and with as much as may be read ahead."""
     if is_full:
         monkeypatch.setattr(reader_module, "MAX_OPEN_MESSAGES", 32)
 
@@ -687,7 +691,7 @@ def test_a_seek_reads_each_message_anew_whatever_was_read_ahead(
     run(scenario)
 
 
-def test_where_a_new_group_begins(serving: Any) -> None:
+def test_a_new_group_starts_at_its_timestamp_or_at_the_end(serving: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
             await send(client, [b"old"] * 5)
@@ -752,8 +756,8 @@ def test_transactions_become_visible_when_they_commit(serving: Any, wait_until: 
     run(scenario)
 
 
-def test_a_message_to_an_unknown_topic_makes_it(serving: Any, wait_until: Any) -> None:
-    """R: the route of TBW102 says where; afterwards the topic has a route of its own."""
+def test_a_message_to_an_unknown_topic_creates_the_topic(serving: Any, wait_until: Any) -> None:
+    """R: the route of TBW102 is used first; afterwards the topic has a route of its own."""
 
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -775,7 +779,7 @@ def test_a_message_to_an_unknown_topic_makes_it(serving: Any, wait_until: Any) -
     run(scenario)
 
 
-def test_no_topic_is_made_where_brokers_do_not_allow_it(serving: Any) -> None:
+def test_no_topic_is_created_if_the_brokers_do_not_allow_it(serving: Any) -> None:
     async def scenario() -> None:
         async with (
             serving({"t": 1}, overrides=("auto_create_topics=false",)) as served,

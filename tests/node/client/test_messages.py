@@ -1,4 +1,4 @@
-"""Messages, batches, compression, the division of queues: each against an independent way to the same answer."""
+"""Messages, batches, compression, the allocation of queues: each checked against an independent computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def received(body: bytes, sys_flag: int, **properties: str) -> ReceivedMessage:
     return ReceivedMessage(stored, QUEUE)
 
 
-def test_what_travels_beside_the_body() -> None:
+def test_tags_keys_and_delay_level_become_stored_properties() -> None:
     message = NewMessage("t", b"", tags="a", keys=("k1", "k2"), properties={"colour": "red"}, delay_level=3)
     assert message.stored_properties("U") == {
         "colour": "red", "KEYS": "k1 k2", "TAGS": "a", "DELAY": "3", "UNIQ_KEY": "U", "WAIT": "true",
@@ -56,12 +56,12 @@ def test_what_travels_beside_the_body() -> None:
         NewMessage("t", b"", properties={"TRAN_MSG": "true"}),
     ],
 )
-def test_properties_that_would_not_come_back(message: NewMessage) -> None:
+def test_properties_that_could_not_be_read_back_are_refused(message: NewMessage) -> None:
     with pytest.raises(PropertyError):
         message.stored_properties("U")
 
 
-def test_received_messages_tell_where_they_were_sent() -> None:
+def test_a_received_message_has_its_original_topic_and_id() -> None:
     message = received(b"x", 0, RETRY_TOPIC="orders", KEYS="a  b", TAGS="t1", UNIQ_KEY="U")
     assert (message.topic, message.keys, message.tags, message.message_id) == ("orders", ("a", "b"), "t1", "U")
     plain = received(b"x", 0)
@@ -69,7 +69,7 @@ def test_received_messages_tell_where_they_were_sent() -> None:
 
 
 @given(st.binary(max_size=5000), st.integers(0, 6000))
-def test_compressed_bodies_come_back(body: bytes, over_bytes: int) -> None:
+def test_a_compressed_body_is_received_unchanged(body: bytes, over_bytes: int) -> None:
     travelling, sys_flag = deflate(body, over_bytes)
     assert len(travelling) <= len(body)
     assert (sys_flag == 0) == (travelling == body)
@@ -81,7 +81,7 @@ def test_bodies_of_every_zlib_level_are_inflated() -> None:
         assert inflate(zlib.compress(b"abc" * 1000, level)) == b"abc" * 1000
 
 
-def test_bombs_and_damage_are_refused() -> None:
+def test_zip_bombs_and_damaged_bodies_are_refused() -> None:
     whole = zlib.compress(bytes(1000))
     for damaged in (b"", b"plain", whole[:-1], whole[:5], b"x" + whole):
         with pytest.raises(BodyError):
@@ -92,7 +92,7 @@ def test_bombs_and_damage_are_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.dictionaries(st.sampled_from("abc"), st.just("v"))), min_size=1))
-def test_batches_are_what_the_broker_splits(messages: list[tuple[bytes, dict[str, str]]]) -> None:
+def test_the_broker_splits_a_batch_into_its_messages(messages: list[tuple[bytes, dict[str, str]]]) -> None:
     _, bodies, texts, _, counts = split_batches((encode_batch(messages),))
     assert list(counts) == [len(messages)]
     split = zip(bodies, [decode_properties(text.decode()) for text in texts], strict=True)
@@ -114,7 +114,7 @@ MEMBERS = st.integers(1, 12).map(lambda count: [f"c{number:02}" for number in ra
 
 
 @given(QUEUES, MEMBERS, st.sampled_from([allocate_averagely, allocate_in_circle]))
-def test_every_queue_has_one_reader_and_shares_differ_by_one(
+def test_every_queue_has_one_consumer_and_shares_differ_by_at_most_one(
     queues: list[MessageQueue], members: list[str], allocate: object
 ) -> None:
     assert callable(allocate)
@@ -126,14 +126,14 @@ def test_every_queue_has_one_reader_and_shares_differ_by_one(
     assert allocate("stranger", queues, members) == []
 
 
-def test_neighbours_and_cards() -> None:
+def test_queues_are_allocated_in_blocks_or_in_turn() -> None:
     queues = [MessageQueue("t", "b", number) for number in range(5)]
     assert [[q.queue_id for q in allocate_averagely(m, queues, ["a", "b"])] for m in "ab"] == [[0, 1, 2], [3, 4]]
     assert [[q.queue_id for q in allocate_in_circle(m, queues, ["a", "b"])] for m in "ab"] == [[0, 2, 4], [1, 3]]
 
 
 @given(st.lists(st.integers(0, 19)))
-def test_nothing_is_committed_that_was_not_dealt_with(order: list[int]) -> None:
+def test_the_committed_offset_never_passes_an_open_message(order: list[int]) -> None:
     tracker = OffsetTracker(0)
     for offset in range(20):
         tracker.opened(offset, 10)
@@ -155,7 +155,9 @@ def test_nothing_is_committed_that_was_not_dealt_with(order: list[int]) -> None:
         ("a || b|| ", ("a", "b"), ["a", "b"]),
     ],
 )
-def test_tag_expressions(expression: str, tags: tuple[str, ...], passing: list[str | None]) -> None:
+def test_a_tag_expression_passes_only_its_tags(
+    expression: str, tags: tuple[str, ...], passing: list[str | None]
+) -> None:
     subscription = Subscription(topic="t", expression=expression)
     assert subscription.tags == tags
     for tag in ("a", "b", "c", None):
@@ -163,7 +165,7 @@ def test_tag_expressions(expression: str, tags: tuple[str, ...], passing: list[s
         assert subscription.passes(message) is (tag in passing or not tags)
 
 
-def test_two_tags_with_one_hash_are_told_apart() -> None:
+def test_tags_with_the_same_hash_are_told_apart() -> None:
     """The tags "Aa" and "BB" have the same Java hash: a broker that filters by it lets both through."""
     subscription = Subscription(topic="t", expression="Aa")
     assert not subscription.passes(Message(topic="t", queue_id=0, body=b"", properties={"TAGS": "BB"}))

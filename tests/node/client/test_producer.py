@@ -1,4 +1,4 @@
-"""Producers against scripted brokers: where messages go, how often, and what is reported if that fails."""
+"""Producers against scripted brokers: where messages go, how often, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from node.store.record import java_string_hash
 
 @dataclass
 class Script:
-    """One broker that stores nothing: its answers to sends, and what it was sent."""
+    """A broker that stores nothing: its answers to sends, and the requests that it received."""
 
     server: RemotingServer
     answers: list[Any] = field(default_factory=list)
@@ -95,7 +95,7 @@ def test_messages_are_spread_over_all_queues() -> None:
     run(scenario)
 
 
-def test_one_key_one_queue() -> None:
+def test_messages_with_one_ordering_key_go_to_one_queue() -> None:
     async def scenario() -> None:
         async with stage(2, queues=3) as (_, client):
             producer = client.producer("g")
@@ -110,7 +110,7 @@ def test_one_key_one_queue() -> None:
     run(scenario)
 
 
-def test_a_definite_failure_is_tried_again_on_another_broker() -> None:
+def test_a_definite_failure_is_retried_with_the_same_unique_key() -> None:
     async def scenario() -> None:
         async with stage(2) as (brokers, client):
             producer = client.producer("g")
@@ -127,7 +127,7 @@ def test_a_definite_failure_is_tried_again_on_another_broker() -> None:
     run(scenario)
 
 
-def test_an_unknown_outcome_is_not_tried_again_unless_wanted() -> None:
+def test_an_unknown_outcome_is_retried_only_with_retry_unknown() -> None:
     async def scenario() -> None:
         async with stage() as (brokers, client):
             for answer in ("hang up", (1, "no quorum")):
@@ -178,7 +178,7 @@ def test_the_hint_to_the_leader_is_followed() -> None:
     run(scenario)
 
 
-def test_time_is_over_before_the_attempts_are() -> None:
+def test_the_timeout_ends_a_send_before_its_retries_do() -> None:
     async def scenario() -> None:
         async with stage() as (brokers, client):
             brokers[0].answers = [(2, "busy")] * 100
@@ -207,7 +207,7 @@ def test_oneway_batches_and_compression() -> None:
     run(scenario)
 
 
-def test_groups_are_greeted_and_left() -> None:
+def test_a_producer_sends_heartbeats_and_unregisters_its_group() -> None:
     async def scenario() -> None:
         async with stage() as (brokers, client):
             heard: list[tuple[int, Any]] = []

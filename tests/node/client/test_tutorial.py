@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(import asyncio\n.*?)```\n\n```text\n(.*?)```", PAGE, re.S)
 
 
-def test_the_page_has_its_programs() -> None:
+def test_the_page_has_five_programs() -> None:
     assert len(PROGRAMS) == 5
 
 
