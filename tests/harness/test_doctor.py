@@ -17,7 +17,6 @@ from harness.commands import doctor, doctor_programs
 from harness.commands.new import source_for
 from harness.faults.prove import prove_variants
 from nemesis.mechanisms.shim import why_no_shim
-from nemesis.partition import PARTITION
 
 NO_SHIM = why_no_shim()
 
@@ -195,4 +194,3 @@ def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest
     assert [(trial.nemesis, trial.variant) for trial in trials] == list(wanted) and told == trials
     assert [trial.detail for trial in trials if not trial.is_good] == []
     assert not (tmp_path / "states").exists() or not list((tmp_path / "states").iterdir())
-    assert PARTITION.name in nemeses

@@ -114,7 +114,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
         try:
             hosts = parse(text)
         except OperatorError as error:
-            assert re.search(r"[\r\n]", str(error)) is None or "\n" not in str(error)
+            assert re.search(r"[\r\n]", str(error)) is None
         else:
             assert hosts
 
