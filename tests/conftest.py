@@ -4,8 +4,8 @@ The garbage collector runs rarely, not at all before the first test, and never l
 traversing thousands of collected tests and all modules, again and again, took a twentieth of the processor time, and
 an eighth of it during collection.
 
-Tests of one `xdist_group` must not run at the same time, and would with versions of pytest-xdist and pytest that do not
-fit together: that ends the run.
+Tests of one `xdist_group` must not run at the same time, and would with incompatible versions of pytest-xdist and
+pytest: these end the run.
 
 Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. If `CI` is set the examples are the
 same on every run, so that a change is judged on its own; otherwise they are new each time, so that the search goes on.

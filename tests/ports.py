@@ -25,7 +25,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
+    """A port that nothing listens on."""
     return free_ports(1)[0]
 
 

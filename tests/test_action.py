@@ -1,4 +1,4 @@
-"""The GitHub Action: its step is run as a runner would, and its file names what there is."""
+"""The GitHub Action: its step is run as a runner would, and all that its file names exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_step(folder: Path, arguments: str) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.cluster
-def test_a_valid_run(tmp_path: Path) -> None:
+def test_a_valid_run_writes_verdict_summary_junit_file_and_report(tmp_path: Path) -> None:
     arguments = "--system toy --cluster local --nodes 2 --time-limit 1.5 --seed 3 --set 'workload.keys=4'"
     assert run_step(tmp_path, arguments) == (0, {"verdict": "valid"})
     assert "✅ valid" in (tmp_path / "summary.md").read_text()
@@ -40,7 +40,7 @@ def test_a_valid_run(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").glob("*/*/report.html"))
 
 
-def test_a_run_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_run_is_reported_as_did_not_run(tmp_path: Path) -> None:
     assert run_step(tmp_path, "--system toy --workload set") == (254, {"verdict": "did-not-run"})
     assert "did-not-run" in (tmp_path / "summary.md").read_text()
 
@@ -49,14 +49,14 @@ def test_a_run_that_cannot_be(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [("--system toy --set 'a=1", "run: No closing quotation"), ("--sistem toy", "the log of this step has the reason")],
 )
-def test_arguments_that_make_no_run(tmp_path: Path, arguments: str, reason: str) -> None:
+def test_unusable_arguments_are_reported_as_did_not_run(tmp_path: Path, arguments: str, reason: str) -> None:
     assert run_step(tmp_path, arguments) == (254, {"verdict": "did-not-run"})
     summary = (tmp_path / "summary.md").read_text()
     assert "did-not-run" in summary and reason in summary
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
 
 
-def test_the_file_names_what_there_is() -> None:
+def test_the_action_names_existing_inputs_files_and_variables() -> None:
     inputs = set(re.findall(r"^  ([a-z-]+):$", ACTION.partition("inputs:")[2].partition("\noutputs:")[0], re.MULTILINE))
     assert set(re.findall(r"\$\{\{ inputs\.([a-z-]+) \}\}", ACTION)) == inputs
     for path in re.findall(r"\$GITHUB_ACTION_PATH/([\w./]+)", ACTION):

@@ -54,7 +54,7 @@ def files_of(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("package", OURS)
-def test_imports_of_our_packages(package: str) -> None:
+def test_a_package_imports_only_the_packages_that_it_may(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in files_of(package)
@@ -65,7 +65,7 @@ def test_imports_of_our_packages(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", STANDARD_LIBRARY_ONLY)
-def test_standard_library_only(package: str) -> None:
+def test_the_checker_and_the_node_need_only_the_standard_library(package: str) -> None:
     allowed = STANDARD_LIBRARY | {package} | OPTIONAL_ON_THE_HOST.get(package, set())
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
@@ -174,8 +174,8 @@ KNOW_THE_BROKER = ("registry.py", "exploration/mutants.py", "systems/broker", "c
 """Its name as the default, the search for its known bugs, its own modules, and the hosts that are simulated for it."""
 
 
-def test_the_broker_is_a_guest_as_any_other_system() -> None:
-    """No module of the harness imports what makes it a system or compares with its name, but those that are its own."""
+def test_the_harness_treats_the_broker_as_any_other_system() -> None:
+    """Only the modules of KNOW_THE_BROKER import the broker's system or compare with its name."""
     others = [
         path for path in files_of("harness")
         if not str(path.relative_to(ROOT / "harness")).startswith(KNOW_THE_BROKER)
@@ -199,7 +199,7 @@ def test_the_broker_is_a_guest_as_any_other_system() -> None:
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Module -> those of the modules in `sources` (name -> text) that it imports, be that at its top, inside a
-    function, or for its types only: a circle of types keeps two modules from being read one after the other as well."""
+    function, or for its types only: a cycle of types, too, keeps two modules from being read one after the other."""
     graph = {}
     packages = {
         ".".join(parts[:length]) for parts in (name.split(".") for name in sources) for length in range(len(parts))
@@ -224,7 +224,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
     return graph
 
 
-def circles_of(graph: Mapping[str, frozenset[str]]) -> set[frozenset[str]]:
+def cycles_of(graph: Mapping[str, frozenset[str]]) -> set[frozenset[str]]:
     """The strongly connected components of a graph that have two members or more, after Tarjan."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -252,15 +252,15 @@ def circles_of(graph: Mapping[str, frozenset[str]]) -> set[frozenset[str]]:
     return found
 
 
-def test_no_modules_import_one_another_in_a_circle() -> None:
+def test_no_modules_import_one_another_in_a_cycle() -> None:
     sources = {}
     for path in (path for package in OURS for path in files_of(package)):
         parts = path.relative_to(ROOT).with_suffix("").parts
         sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
-    assert [sorted(circle) for circle in circles_of(import_graph(sources))] == []
+    assert [sorted(cycle) for cycle in cycles_of(import_graph(sources))] == []
 
 
-def test_circles_are_found_wherever_the_imports_stand() -> None:
+def test_import_cycles_are_found_wherever_the_imports_are() -> None:
     sources = {
         "p": "",
         "p.a": "from p import b, c",
@@ -271,7 +271,7 @@ def test_circles_are_found_wherever_the_imports_stand() -> None:
     }
     graph = import_graph(sources)
     assert graph["p.a"] == {"p.b", "p.c"} and graph["p.e"] == {"p", "p.a", "p.d"}
-    assert circles_of(graph) == {frozenset({"p.a", "p.b"}), frozenset({"p.c", "p.d"})}
+    assert cycles_of(graph) == {frozenset({"p.a", "p.b"}), frozenset({"p.c", "p.d"})}
 
 
 PROBES = {

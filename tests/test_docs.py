@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type, and what they show as printed, is what the program takes and prints now."""
+"""The program accepts the commands that the pages name, and prints what they show."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_pages_name_commands() -> None:
     assert len(list(commands())) > 30
 
 
-def test_no_way_through_the_code_crosses_more_than_twelve_files() -> None:
+def test_no_walk_through_the_code_crosses_more_than_twelve_files() -> None:
     page = (ROOT / "docs" / "whats-here.md").read_text(encoding="utf-8")
     walks = page.partition("\n## Four walks\n")[2].partition("\n## ")[0].split("\n\n1. ")[1:]
     assert len(walks) == 4
@@ -74,18 +74,18 @@ def test_no_way_through_the_code_crosses_more_than_twelve_files() -> None:
 
 
 @pytest.mark.parametrize(("page", "words"), list(commands()))
-def test_commands_of_the_pages_are_taken(page: str, words: list[str]) -> None:
+def test_commands_of_the_pages_are_accepted(page: str, words: list[str]) -> None:
     if words[0] != "check":  # which has a parser of its own
         assert build_parser().parse_args(words).command == words[0], page
 
 
-def test_every_option_stands_on_a_page() -> None:
+def test_every_option_is_named_on_a_page() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert set(options_of(build_parser())) - named - {"--help", "--version"} == set()
 
 
-def test_methods_of_a_client_stand_beside_the_workloads_that_need_them() -> None:
+def test_methods_of_a_client_are_listed_with_the_workloads_that_need_them() -> None:
     page = (ROOT / "docs" / "clients-in-any-language.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row.startswith("| `")]
     named = {method: row[-1] for row in rows for method in re.findall(r"`(\w+)`", row[0])}
@@ -96,7 +96,7 @@ def test_methods_of_a_client_stand_beside_the_workloads_that_need_them() -> None
     assert missing == []
 
 
-def test_every_key_of_a_broker_stands_on_a_page() -> None:
+def test_every_key_of_a_broker_configuration_is_named_on_a_page() -> None:
     tables = ("", "[classic]", "[[topics]]", "[limits]", "[transactions]", "[acl]", "[[acl.accounts]]", "[tls]")
     told = [said for table in (*tables, "[dledger]") for said in problems_of(f"{table}\nzzz = 1")]
     keys = {(said.split(": ")[0], key) for said in told for key in said.partition("; known are ")[2].split(", ")}
@@ -112,7 +112,7 @@ def problems_of(configuration: str) -> list[str]:
     return [problem for problem in caught.value.problems if "zzz: is no known key" in problem]
 
 
-def test_files_that_pages_name_are_there() -> None:
+def test_files_that_pages_name_exist() -> None:
     named = {(page, path) for page in PAGES for path in NAMED_PATH.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 100
     gone = [(str(page.relative_to(ROOT)), path) for page, path in named if not (ROOT / path).exists()]
@@ -120,7 +120,7 @@ def test_files_that_pages_name_are_there() -> None:
     assert gone == []
 
 
-def test_errors_in_the_tutorial_are_what_is_printed(tmp_path: Path) -> None:
+def test_errors_in_the_tutorial_are_what_the_program_prints(tmp_path: Path) -> None:
     transcripts = [block.strip().splitlines() for block in tutorial_blocks() if block.startswith("\n$ harness ")]
     assert transcripts
     for command, *printed in transcripts:
@@ -128,7 +128,7 @@ def test_errors_in_the_tutorial_are_what_is_printed(tmp_path: Path) -> None:
         assert done.stderr.splitlines() == printed, command
 
 
-def test_runs_in_the_tutorial_look_as_runs_do_now(tmp_path: Path) -> None:
+def test_runs_in_the_tutorial_look_like_current_runs(tmp_path: Path) -> None:
     words = ["--time-limit", "6", "--nemesis", "partition=leader", "--nemesis-interval", "2", "--seed", "5"]
     done = harness("run", "--cluster", "sim", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

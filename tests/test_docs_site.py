@@ -64,7 +64,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
 
 
 @needs_mkdocs
-def test_links_to_folders_and_out_of_docs_lead_somewhere(site: Path) -> None:
+def test_links_to_folders_and_out_of_docs_resolve(site: Path) -> None:
     start = (site / "index.html").read_text(encoding="utf-8")
     linked = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', start)
     assert {"nemeses/index.html", "repository/LICENSE.txt", "tutorial.html"} <= set(linked)
@@ -73,7 +73,7 @@ def test_links_to_folders_and_out_of_docs_lead_somewhere(site: Path) -> None:
 
 
 @needs_mkdocs
-def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
+def test_broken_links_fail_the_build(tmp_path: Path) -> None:
     for name in ("docs", "scripts", "examples", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):

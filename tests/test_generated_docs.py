@@ -1,4 +1,4 @@
-"""The pages that are written from the registry say what the registry says."""
+"""The generated pages are up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_table_of_mechanisms_and_their_tests_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_stale_and_orphaned_pages_are_noticed_and_mended(tmp_path: Path) -> None:
+def test_stale_and_orphaned_pages_are_reported_and_generated_anew(tmp_path: Path) -> None:
     place = ["--docs", str(tmp_path)]
     subprocess.run([*SCRIPT, *place], check=True)
     assert (tmp_path / "nemeses" / "kill.md").is_file()

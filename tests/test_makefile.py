@@ -33,7 +33,7 @@ def script(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout that is set up, whose Python notes what it was asked; pytest fails where its words have $FAIL."""
+    """A checkout that is set up, whose Python notes its arguments; pytest fails if they contain $FAIL."""
     for name in ("Makefile", "pyproject.toml", STAGES_SCRIPT):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
@@ -57,7 +57,7 @@ def asked(directory: Path) -> list[str]:
 
 
 def stages(directory: Path) -> list[str]:
-    """What pytest was asked to run, by mark: one runs beside another."""
+    """The commands of pytest, sorted: stages run in parallel."""
     return sorted(line for line in asked(directory) if "pytest" in line and "--collect-only" not in line)
 
 
@@ -68,14 +68,16 @@ def stages(directory: Path) -> list[str]:
         ("-m computed", "computed"), ("-q", "*"),
     ],
 )  # fmt: skip
-def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
+def test_every_stage_runs_even_if_one_fails_and_the_command_fails_at_the_end(
+    checkout: Path, words: str, failed: str
+) -> None:
     done = run(checkout, "make", "test", FAIL=words)
     assert done.returncode != 0
     assert len(stages(checkout)) == len(STAGES)
     assert f"make test: failed stages: {' '.join(STAGES) if failed == '*' else failed}" in done.stderr
 
 
-def test_what_passes_ends_with_status_0(checkout: Path) -> None:
+def test_make_test_succeeds_if_every_stage_passes(checkout: Path) -> None:
     done = run(checkout, "make", "test")
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
     markers = {line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in stages(checkout)}
@@ -86,12 +88,12 @@ def test_what_passes_ends_with_status_0(checkout: Path) -> None:
 
 
 def heed_interrupts() -> None:
-    """As a command that a terminal started; whoever was started in the background ignores them."""
+    """As a command started from a terminal; one started in the background ignores interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("beside", "other"), [("spark", "not serial"), ("computed", "serial")])
-def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path, beside: str, other: str) -> None:
+def test_an_interrupt_ends_the_stage_that_runs_in_parallel(checkout: Path, beside: str, other: str) -> None:
     stage = "echo $$ >beside.new; mv beside.new beside; exec sleep 600"
     choice = f'case "$*" in *"-m {beside}"*) {stage};; *"-m {other}"*) exec sleep 600;; esac'
     script(checkout / ".venv" / "bin" / "python", f"{REAL_STAGES}; {choice}")
@@ -102,7 +104,7 @@ def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path, be
         os.killpg(make.pid, signal.SIGINT)
         assert make.wait(timeout=60) != 0
     try:
-        assert select.select([beside], [], [], 60)[0], "it runs on"
+        assert select.select([beside], [], [], 60)[0], "the stage still runs"
     finally:
         os.close(beside)
 
@@ -113,9 +115,9 @@ def make_test(checkout: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_an_interrupt_is_heard_whenever_it_comes(checkout: Path) -> None:
+def test_an_interrupt_at_any_moment_ends_the_stages(checkout: Path) -> None:
     """Also between the fork and the exec of a stage: a shell loses it there, and waits for the stage. Make does so
-    where it starts the script, which is therefore started without it."""
+    where it starts the script, which is therefore started without make."""
     script(checkout / ".venv" / "bin" / "python", 'case "$*" in *-n*-m*) exec sleep 600;; esac')
     for number in range(20):
         with stages_of(checkout) as command:
@@ -123,7 +125,7 @@ def test_an_interrupt_is_heard_whenever_it_comes(checkout: Path) -> None:
             os.killpg(command.pid, signal.SIGINT)
             assert command.wait(timeout=60) != 0, f"after {20 * number} ms"
             with contextlib.suppress(ProcessLookupError):
-                while True:  # until nobody is left
+                while True:  # until no process is left
                     os.killpg(command.pid, 0)
                     time.sleep(0.01)
 
@@ -135,7 +137,7 @@ def stages_of(checkout: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_stages_take_down_what_they_have_started_where_the_command_is_terminated(checkout: Path) -> None:
+def test_terminating_the_command_lets_its_stages_take_down_what_they_started(checkout: Path) -> None:
     stage = "trap 'echo taken down >>ended; exit 2' INT; echo >>begun; while :; do sleep 0.05; done"
     script(checkout / ".venv" / "bin" / "python", f'case "$*" in *-n*-m*) {stage};; esac')
     with stages_of(checkout) as command:
@@ -156,25 +158,25 @@ def test_a_stage_is_given_the_files_with_its_mark_and_no_others(checkout: Path, 
     assert stage.endswith(" tests/test_with.py")
 
 
-def test_long_tests_are_run_when_asked_for(checkout: Path) -> None:
+def test_make_test_long_runs_the_long_tests(checkout: Path) -> None:
     assert run(checkout, "make", "test-long").returncode == 0
     assert asked(checkout) == ["-m pytest -q -n 2 --dist loadgroup -m long and not systems"]
 
 
-def test_systems_that_must_be_fetched_are_tested_when_asked_for(checkout: Path) -> None:
+def test_make_test_systems_runs_the_tests_of_fetched_systems(checkout: Path) -> None:
     done = run(checkout, "make", "test-systems")
     assert done.returncode == 0
     assert asked(checkout) == ["-m pytest -q -rs -m systems"], "skipped tests are named with their reasons"
 
 
-def test_a_shim_that_cannot_be_built_is_said_and_the_tests_run(checkout: Path) -> None:
+def test_a_shim_that_cannot_be_built_is_reported_and_the_tests_run(checkout: Path) -> None:
     done = run(checkout, "make", "test", SHIM="1")
     assert done.returncode == 0
     assert "tests of clock and disk faults will be skipped" in done.stderr
     assert len(stages(checkout)) == len(STAGES)
 
 
-def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
+def test_the_demo_installs_no_development_tools(checkout: Path) -> None:
     for stamp in STAMPS:
         (checkout / ".venv" / stamp).unlink()
     done = run(checkout, "make", "demo", PYTHON="true")
@@ -184,7 +186,7 @@ def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
     assert asked(checkout)[-1] == "scripts/demo.py"
 
 
-def test_a_new_checkout_is_set_up_for_the_tests_by_one_call_of_pip(checkout: Path) -> None:
+def test_one_pip_install_sets_up_a_new_checkout_for_the_tests(checkout: Path) -> None:
     for stamp in STAMPS:
         (checkout / ".venv" / stamp).unlink()
     for target in ("test", "lint", "spark"):
@@ -197,7 +199,7 @@ def test_a_new_checkout_is_set_up_for_the_tests_by_one_call_of_pip(checkout: Pat
 @pytest.mark.parametrize(
     ("fails_at", "needed"), [("-c ", "Python 3.11 or newer is needed"), ("-m venv ", "python3-venv is needed")]
 )
-def test_what_has_no_environment_is_told_what_it_needs_each_time(checkout: Path, fails_at: str, needed: str) -> None:
+def test_a_failed_setup_names_what_is_needed_every_time(checkout: Path, fails_at: str, needed: str) -> None:
     shutil.rmtree(checkout / ".venv")
     leaves_half = 'case "$*" in "-m venv "*) mkdir -p .venv/bin; touch .venv/bin/python;; esac'
     script(checkout / "python", f'{leaves_half}\ncase "$*" in "{fails_at}"*) exit 1;; esac')
@@ -207,7 +209,7 @@ def test_what_has_no_environment_is_told_what_it_needs_each_time(checkout: Path,
 
 
 @pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("mkdocs", 1), ("-m spark", 1), ("nothing", 0)])
-def test_the_ci_runs_lint_docs_and_tests_whatever_becomes_of_the_first(checkout: Path, fail: str, status: int) -> None:
+def test_the_ci_runs_lint_docs_and_tests_even_if_one_fails(checkout: Path, fail: str, status: int) -> None:
     (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
     done = run(checkout, str(checkout / ".ci" / "run"), FAIL=fail)

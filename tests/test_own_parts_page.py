@@ -39,7 +39,7 @@ for client in (Switch, Stuck):
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """One in which the page's package is installed."""
+    """An environment in which the page's package is installed."""
     (toml,) = (block for kind, block in BLOCKS if kind == "toml")
     declared = tomllib.loads(toml)["project"]
     (tmp_path / "my_parts.py").write_text("\n".join(block for kind, block in BLOCKS if kind == "python"))
@@ -60,13 +60,15 @@ def python(*words: str, environment: dict[str, str], cwd: Path) -> subprocess.Co
     )
 
 
-def test_the_workload_is_found_and_judges(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_workload_of_the_page_is_found_and_judges_runs(environment: dict[str, str], tmp_path: Path) -> None:
     done = python("-c", IN_PROCESS, environment=environment, cwd=tmp_path)
     right, wrong = "{'linearizable': True, 'both-seen': True}", "{'linearizable': False, 'both-seen': 'unknown'}"
     assert done.stdout.splitlines() == [right, wrong], done.stderr
 
 
-def test_the_nemesis_is_found_and_proven(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_nemesis_of_the_page_is_found_and_its_faults_are_proven(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     words = ["--nodes", "3", "--nemesis-interval", "2", "--time-limit", "9", "--seed", "1"]
     run = ["-m", "harness", "run", "--nemesis", "nap", "--cluster", "sim", *words]
     done = python(*run, environment=environment, cwd=tmp_path)

@@ -28,7 +28,7 @@ def transcripts() -> list[tuple[str, str]]:
 
 
 def pattern_of(printed: str) -> re.Pattern[str]:
-    """What a block matches: `...` is any text, on a line of its own any lines; spaces at ends are nothing."""
+    """The pattern of a block: `...` matches any text, on a line of its own any lines; trailing spaces are ignored."""
     lines = [line.rstrip() for line in printed.strip().splitlines()]
     parts = ["(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + " *\n" for line in lines]
     return re.compile("".join(parts))
@@ -40,7 +40,7 @@ def test_the_page_has_commands_and_listings() -> None:
 
 
 @pytest.mark.parametrize("listing", [block for kind, block in BLOCKS if kind == "python"])
-def test_listings_are_in_the_file_that_is_written(listing: str) -> None:
+def test_listings_are_in_the_file_that_harness_new_writes(listing: str) -> None:
     assert listing in source_for("mine")
 
 

@@ -25,13 +25,15 @@ CHECK: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "release_check.py"
         ("sources.list.d/security.sources", "URIs: http://e.test/debian-security\n", None),
     ],
 )  # fmt: skip
-def test_the_mirror_is_that_of_apt(tmp_path: Path, name: str, text: str, mirror: str | None) -> None:
+def test_the_mirror_is_read_from_the_configuration_of_apt(
+    tmp_path: Path, name: str, text: str, mirror: str | None
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert CHECK["configured_mirror"](tmp_path) == mirror
 
 
-def test_what_pip_needs_is_passed_on_with_the_files_that_it_names(tmp_path: Path) -> None:
+def test_settings_of_pip_and_proxies_are_passed_on_with_the_files_that_they_name(tmp_path: Path) -> None:
     bundle = tmp_path / "authorities.crt"
     bundle.touch()
     environment = {

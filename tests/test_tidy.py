@@ -21,8 +21,8 @@ MAX_FUNCTION_LINES = 70
 LONGER_FUNCTIONS = {
     "checker/linearizability/general.py _run",
 }
-"""Those that stay whole: the checker's innermost loop, in which a call for each step costs (its look at what was seen
-before, made a method, took 11 % more: 1.87 s of processor in place of 1.68 for 325,000 steps, least of five alternated
+"""Exceptions: the checker's innermost loop, in which a call for each step costs (its look-up of states seen before, as
+a method, took 11 % more: 1.87 s of processor in place of 1.68 for 325,000 steps, least of five alternated
 times). The list only gets shorter: the test fails on names that need not be here."""
 
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".cfg", ".yml", ".yaml", ".j2", ".css", ".js", ".html", ""}
@@ -33,7 +33,7 @@ NEEDS_UNIT = re.compile(r"(^|_)(timeout|interval|delay|latency|duration|elapsed|
 
 
 def tracked_files() -> list[Path]:
-    """What git knows and what is new; all but what .gitignore names where there is no git, or no checkout of it."""
+    """Tracked and new files; without git or a checkout, all files that .gitignore does not name."""
     try:
         listing = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -78,10 +78,10 @@ def text_files() -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is asked of the packages' modules, which are parsed once for all of it."""
+    """What the tests need to know of the packages' modules, which are parsed once."""
 
     longer_functions: set[str] = field(default_factory=set)
-    silent_modules: list[str] = field(default_factory=list)
+    modules_without_docstring: list[str] = field(default_factory=list)
     without_unit: list[str] = field(default_factory=list)
 
 
@@ -93,7 +93,7 @@ def facts() -> Facts:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if path.stat().st_size > 0 and ast.get_docstring(tree) is None:
-            found.silent_modules.append(str(relative))
+            found.modules_without_docstring.append(str(relative))
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES:
@@ -113,10 +113,10 @@ def _without_unit(name: str, annotation: ast.expr | None, place: str) -> list[st
     return [f"{place} {name}"] if re.search(r"\b(int|float)\b", ast.unparse(annotation)) else []
 
 
-def test_functions_fit_a_screen_modules_say_what_they_are_and_quantities_carry_their_unit() -> None:
+def test_functions_fit_a_screen_modules_have_docstrings_and_quantities_units() -> None:
     found = facts()
     assert found.longer_functions == LONGER_FUNCTIONS
-    assert found.silent_modules == []
+    assert found.modules_without_docstring == []
     assert found.without_unit == []
 
 
@@ -127,7 +127,7 @@ def test_a_quantity_without_its_unit_is_found(name: str, found: list[str]) -> No
     assert _without_unit(name, field_of_number.annotation, "here:1") == found
 
 
-def test_no_path_of_one_machine() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     pattern = re.compile(r"(?<![\w.])/(?:work|farm|root|home/[a-z]\w*)/")
     wrong = [
         f"{path.relative_to(ROOT)}: {match.group(0)}"
@@ -150,7 +150,7 @@ def test_nothing_is_left_unfinished() -> None:
     assert wrong == []
 
 
-def test_tests_are_honest() -> None:
+def test_every_test_asserts_something_and_none_is_skipped_unconditionally() -> None:
     """No test without an assertion or an expected error; no unconditional skip or expected failure."""
     dishonest = []
     for path in python_files():

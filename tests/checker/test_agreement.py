@@ -1,4 +1,4 @@
-"""Every engine against the definition: all orders of at most eight operations."""
+"""Every engine against brute force: all orders of at most eight operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("crash", [0, 0.03])
-def test_lookahead_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
+def test_lookahead_rejects_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
     for steps in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "EASE_STEPS"):
         monkeypatch.setattr(general, steps, 1)
     decided = 0
@@ -55,7 +55,7 @@ def test_lookahead_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, cr
 
 @st.composite
 def operations(draw: st.DrawFn) -> list[Operation]:
-    """Operations of overlapping intervals, not made by any real register."""
+    """Operations with overlapping intervals and arbitrary answers, as no real register makes them."""
     out = []
     for index in range(draw(st.integers(1, 7))):
         start = draw(st.integers(0, 20))
@@ -80,14 +80,14 @@ def operations(draw: st.DrawFn) -> list[Operation]:
 
 @settings(max_examples=300, deadline=None)
 @given(operations())
-def test_arbitrary_cas_histories(history: list[Operation]) -> None:
+def test_verdicts_of_arbitrary_cas_histories_agree_with_brute_force(history: list[Operation]) -> None:
     columns = History.from_operations(history)
     assert check(columns, CASRegister()).valid is linearizable_by_force(columns, CASRegister())
 
 
 @settings(max_examples=300, deadline=None)
 @given(operations())
-def test_arbitrary_register_histories(history: list[Operation]) -> None:
+def test_verdicts_of_arbitrary_register_histories_agree_with_brute_force(history: list[Operation]) -> None:
     columns = History.from_operations([operation for operation in history if operation.f != "cas"])
     assert check(columns, Register()).valid is linearizable_by_force(columns, Register())
 

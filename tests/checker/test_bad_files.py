@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, the command reports it in one line that names the file, and exits with 254."""
+"""The command reports any defect of a file in one line that names the file, and exits with 254."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_broken_file_is_reported_in_one_line_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     content, message = BROKEN[name]
     path = tmp_path / name
     path.write_bytes(content)
@@ -136,12 +138,12 @@ def test_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: 
         captured = capsys.readouterr()
         assert captured.out == ""
         lines = captured.err.splitlines()
-        assert len(lines) == (2 if extra else 1)  # one for each time that the file is named
+        assert len(lines) == (2 if extra else 1)  # one for each mention of the file in the arguments
         for line in lines:
             assert str(path) in line and message in line and len(line) < 1000
 
 
-def test_a_type_of_another_kind_is_left_out_by_a_lenient_reader(tmp_path: Path) -> None:
+def test_a_lenient_reader_leaves_out_an_event_whose_type_is_not_a_string(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text(GOOD.replace('"index": 0, ', "").replace('"index": 1, ', "").replace('"ok"', '["ok"]'))
     history = read(path, lenient=True)
@@ -151,15 +153,15 @@ def test_a_type_of_another_kind_is_left_out_by_a_lenient_reader(tmp_path: Path) 
 
 @pytest.mark.parametrize("size", [1, 60, 600])
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "edn"])
-def test_a_pipe_is_read_from_its_beginning_to_its_end(tmp_path: Path, suffix: str, size: int) -> None:
-    """Whoever looks at the head of a pipe first has taken it."""
+def test_a_history_read_from_a_pipe_is_complete(tmp_path: Path, suffix: str, size: int) -> None:
+    """What format detection takes from a pipe cannot be read again."""
     events = [
         {"process": 0, "type": kind, "f": f, "value": value}
         for number in range(size)
         for f, value in (("write", number), ("read", number))
         for kind in ("invoke", "ok")
     ]
-    # What is wrong stands at the beginning: a read of what was overwritten.
+    # The violation stands at the beginning: a read of -1, which was never written.
     events = [*events[:4], *events[:2], {**events[2], "value": None}, {**events[3], "value": -1}, *events[4:]]
     text = "\n".join(map(json.dumps, events))
     if suffix == "json":
@@ -184,7 +186,7 @@ def _no_parquet(*_: Any, **__: Any) -> Any:
     raise AssertionError("a pipe was taken for a Parquet file")
 
 
-def test_paths_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_path_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none", "No such file"), (tmp_path / "loop", "Too")):
         assert main([str(path), "--model", "register"]) == 254
@@ -203,7 +205,7 @@ SHAPES = [None, 1, 1.5, "x", [], [1, 2], [["r", "x", None]], [["q", "x", 1]], {"
 
 
 @pytest.mark.parametrize("name", [*MODELS, *PROPERTIES, "sequential:register"])
-def test_values_of_the_wrong_shape_are_never_a_crash(
+def test_values_of_the_wrong_shape_never_crash_a_checker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     functions = sorted(MODELS[name].functions) if name in MODELS else ["append", "read", "receive", "send", "txn"]
@@ -224,7 +226,7 @@ def test_values_of_the_wrong_shape_are_never_a_crash(
             assert captured.err.count("\n") == (status == 254), (f, shape)
 
 
-def test_values_that_are_maps_and_lists_are_values_like_others(done) -> None:
+def test_maps_and_lists_are_compared_as_values(done) -> None:
     from checker import FIFOQueue, Register, Verdict, check
 
     fine = done((0, "write", {"a": [1]}, None), (1, "read", None, {"a": [1]}))
@@ -237,7 +239,9 @@ def test_values_that_are_maps_and_lists_are_values_like_others(done) -> None:
     assert check(queue, FIFOQueue()).verdict is Verdict.INVALID
 
 
-def test_names_that_move_a_cursor_are_spelt_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_in_names_and_values_are_printed_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "red.jsonl"
     for f, model in (("wr\x1b[31m", "register"), ("write", "register"), ("\x1b[2J", "list-append")):
         events = [{"process": 0, "type": kind, "f": f, "value": "\x1b[31m", "key": "\x1b]0;title\x07"}

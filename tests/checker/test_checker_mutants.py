@@ -32,7 +32,7 @@ class Box:
 '''
 
 
-def test_every_kind_of_mistake_is_made_once_where_it_can_be() -> None:
+def test_every_kind_of_mutation_is_generated_once_per_place() -> None:
     made = [(each.line, each.function, each.before, each.after) for each in mutations_of("box.py", SOURCE)]
     assert len(made) == len(set(made))
     for expected in (
@@ -53,10 +53,10 @@ def test_every_kind_of_mistake_is_made_once_where_it_can_be() -> None:
         (16, "Box.fits", "all", "any"),
     ):
         assert expected in made
-    assert not [each for each in made if each[0] in (4, 9)], "words and messages are left alone"
+    assert not [each for each in made if each[0] in (4, 9)], "docstrings and messages are not mutated"
 
 
-def test_each_mistake_changes_one_place_and_no_line_number() -> None:
+def test_a_mutation_changes_the_line_it_names_and_no_line_number() -> None:
     tree = ast.dump(ast.parse(SOURCE))
     for each in mutations_of("box.py", SOURCE):
         changed = each.applied(SOURCE)
@@ -66,13 +66,13 @@ def test_each_mistake_changes_one_place_and_no_line_number() -> None:
         assert each.line in unlike
 
 
-def test_a_key_does_not_depend_on_what_stands_before_it() -> None:
+def test_the_key_of_a_mutation_does_not_depend_on_the_lines_above_it() -> None:
     keys = [each.key for each in mutations_of("box.py", SOURCE)]
     assert len(keys) == len(set(keys))
     assert [each.key for each in mutations_of("box.py", f'"""More."""\n\n{SOURCE}')] == keys
 
 
-def test_the_choice_covers_every_file_and_follows_the_seed() -> None:
+def test_a_sample_covers_every_file_and_follows_the_seed() -> None:
     texts = {"a.py": SOURCE, "b.py": "x = 1 < 2\n", "c.py": '"""Words."""\n'}
     chosen = list(sample(texts, 12, 1))
     assert {each.file for each in chosen} == {"a.py", "b.py"}
@@ -87,7 +87,7 @@ def compiled(source: str) -> types.CodeType:
     return compile(source, "box.py", "exec", dont_inherit=True)
 
 
-def test_a_change_inside_a_function_is_found_and_one_outside_needs_a_new_process() -> None:
+def test_only_a_mutation_outside_of_functions_needs_a_new_process() -> None:
     changed = [old.co_qualname for old, _ in changed_codes(compiled(SOURCE), compiled(SOURCE.replace("<=", "<")))]
     assert changed == ["Box.fits", "Box.fits.<locals>.<genexpr>"]
     assert list(changed_codes(compiled(SOURCE), compiled(SOURCE))) == []
@@ -96,7 +96,7 @@ def test_a_change_inside_a_function_is_found_and_one_outside_needs_a_new_process
             list(changed_codes(compiled(SOURCE), compiled(SOURCE.replace(before, after))))
 
 
-def test_those_that_once_lived_can_still_be_made() -> None:
+def test_mutants_that_once_survived_can_still_be_generated() -> None:
     made = once_alive(sources())
     assert len(made) == len(ONCE_ALIVE)
     for each in made:
@@ -108,14 +108,14 @@ def everything() -> list[Mutation]:
     return everything_of(sources())
 
 
-def test_what_is_listed_as_equivalent_is_there_with_a_reason(everything: list[Mutation]) -> None:
+def test_every_mutant_listed_as_equivalent_exists_and_has_a_reason(everything: list[Mutation]) -> None:
     keys = {each.key for each in everything}
     for key, reason in equivalent().items():
-        assert key in keys, f"{key} is no mutation of the present code: strike it off the list"
+        assert key in keys, f"{key} is not a mutation of the current code: remove it from the list"
         assert reason.endswith("."), key
 
 
-def test_the_page_counts_what_lives(everything: list[Mutation]) -> None:
+def test_the_page_counts_killed_equivalent_and_alive_mutants(everything: list[Mutation]) -> None:
     killed, excused, alive = everything[0], everything[1], everything[2]
     results = {
         killed.key: {"status": "failed"},
@@ -129,7 +129,7 @@ def test_the_page_counts_what_lives(everything: list[Mutation]) -> None:
     assert "gone.py" not in page
 
 
-def test_every_file_of_the_checker_but_its_test_helpers_gets_mistakes() -> None:
+def test_every_file_of_the_checker_but_its_test_helpers_is_mutated() -> None:
     assert set(sources()) == {
         path.as_posix()
         for path in (Path("checker") / found.relative_to(Path(__file__).parents[2] / "checker")

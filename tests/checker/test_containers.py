@@ -15,12 +15,12 @@ from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_histor
 from checker.testing.large import large_history
 
 CONTAINERS = ("fifo-queue", "stack", "priority-queue", "unordered-queue")
-#: Seconds for the general engine, beyond which a history is not compared.
+#: Time limit of each engine; an undecided history is not compared.
 TIMEOUT_S = 0.2
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_longer_histories_agree_with_the_general_engine(name: str) -> None:
+def test_container_engines_agree_with_the_general_engine_on_longer_histories(name: str) -> None:
     model = SAMPLED_MODELS[name][0]
     rng = random.Random(11)
     seen: set[tuple[bool, Verdict]] = set()
@@ -44,7 +44,7 @@ def test_longer_histories_agree_with_the_general_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "model"), [("stack", Stack()), ("priority-queue", PriorityQueue())])
-def test_two_values_that_change_places_are_shown_with_their_puts(kind: str, model: Model) -> None:
+def test_two_swapped_takes_are_explained_by_at_most_six_operations(kind: str, model: Model) -> None:
     rng = random.Random(1)
     found = 0
     for seed in range(8):
@@ -69,7 +69,7 @@ def test_two_values_that_change_places_are_shown_with_their_puts(kind: str, mode
     assert found
 
 
-def test_takes_of_unknown_outcome_may_have_emptied_a_bag(events) -> None:
+def test_a_take_of_unknown_outcome_may_have_emptied_a_container(events) -> None:
     put = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1), (1, "invoke", "dequeue", None)]
     empty = [(2, "invoke", "dequeue", None), (2, "ok", "dequeue", None)]
     for model in (UnorderedQueue(), FIFOQueue(), Stack(), PriorityQueue()):
@@ -80,7 +80,7 @@ def test_takes_of_unknown_outcome_may_have_emptied_a_bag(events) -> None:
     assert result.verdict is Verdict.INVALID and result.stats["engines"] == {"A7 bag coverage": 1}
 
 
-def test_a_map_and_a_list_of_pairs_are_two_values_of_a_bag(events) -> None:
+def test_a_bag_tells_a_map_from_the_list_of_its_pairs(events) -> None:
     held, pairs = {"a": 1}, [["a", 1]]
     put = [(0, kind, "enqueue", value) for value in (held, pairs) for kind in ("invoke", "ok")]
     crashed = [(1, "invoke", "dequeue", None), (1, "info", "dequeue", None)]
@@ -95,7 +95,7 @@ def test_a_map_and_a_list_of_pairs_are_two_values_of_a_bag(events) -> None:
     assert check(events(*put, *both, *taken(pairs)), UnorderedQueue()).verdict is Verdict.INVALID
 
 
-def test_equal_values_and_crashed_takes_are_settled_too(events) -> None:
+def test_a_crashed_take_accounts_for_only_one_of_two_equal_values(events) -> None:
     twice = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)] * 2
     crashed = [(1, "invoke", "dequeue", None), (1, "info", "dequeue", None)]
     empty = [(2, "invoke", "dequeue", None), (2, "ok", "dequeue", None)]
@@ -104,7 +104,7 @@ def test_equal_values_and_crashed_takes_are_settled_too(events) -> None:
     assert check(events(*twice, *crashed, *again, *empty), UnorderedQueue()).verdict is Verdict.VALID
 
 
-def test_trees_against_plain_lists() -> None:
+def test_trees_agree_with_plain_lists() -> None:
     rng = random.Random(3)
     for _ in range(60):
         size = rng.randrange(1, 40)
@@ -133,8 +133,8 @@ def test_trees_against_plain_lists() -> None:
 
 @pytest.mark.parametrize("model", [FIFOQueue(), Stack(), PriorityQueue(), UnorderedQueue()])
 @pytest.mark.parametrize("status", ["ok", "info"])
-def test_nothing_cannot_be_put_into_a_container(model: Model, status: str) -> None:
-    """Whoever takes it is told what everybody is told who finds nothing."""
+def test_a_null_put_into_a_container_is_refused(model: Model, status: str) -> None:
+    """A take of it would look like a take from an empty container."""
     put, take = ("push", "pop") if isinstance(model, Stack) else ("enqueue", "dequeue")
     history = History.from_operations(
         [

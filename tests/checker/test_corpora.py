@@ -52,7 +52,7 @@ def agree(history: History, model: Model, linearizable: bool, name: str) -> None
 
 
 @pytest.mark.parametrize("folder", ["porcupine", "knossos", "redis-sentinel-jepsen"])
-def test_recorded_verdicts(corpora: Path, folder: str) -> None:
+def test_recorded_histories_have_their_expected_verdicts(corpora: Path, folder: str) -> None:
     expected = json.loads((corpora / folder / "expected.json").read_text())
     assert expected
     for name, about in expected.items():
@@ -61,14 +61,14 @@ def test_recorded_verdicts(corpora: Path, folder: str) -> None:
         agree(history, model_of(about["model"]), about["linearizable"], name)
 
 
-def test_queue_traces(corpora: Path) -> None:
+def test_limo_queue_traces_have_their_expected_verdicts(corpora: Path) -> None:
     expected = json.loads((corpora / "limo" / "expected.json").read_text())
     assert expected
     for name, linearizable in expected.items():
         agree(read(corpora / "limo" / name), FIFOQueue(), linearizable, name)
 
 
-def test_transaction_and_set_histories(corpora: Path) -> None:
+def test_elle_histories_have_their_expected_verdicts(corpora: Path) -> None:
     folder = corpora / "elle-cli"
     expected = json.loads((folder / "expected.json").read_text())
     checks: dict[str, Callable[[History], Result]] = {
@@ -81,7 +81,7 @@ def test_transaction_and_set_histories(corpora: Path) -> None:
     }
     histories = {name: (checks[about["model"]], about["valid"]) for name, about in expected.items()}
     histories["histories/jepsen/long-fork.edn"] = check_long_fork, False
-    # Elle looks for cycles only: that nobody wrote the 3 that is read there is nothing to it.
+    # Elle only looks for cycles, and accepts the read of a 3 that was never written.
     histories["histories/elle/rw-register.edn"] = checks["rw-register"], False
     invalid = 0
     for name, (checked, is_valid) in histories.items():

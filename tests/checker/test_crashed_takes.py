@@ -1,4 +1,4 @@
-"""Takes of unknown outcome: what they may have taken, against brute force, and in histories too long for it."""
+"""Takes of unknown outcome: what they may have taken, against brute force and in histories too long for it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MODELS: dict[str, Model] = {
     "unordered-queue": UnorderedQueue(),
 }
 LONGEST = 9
-"""Operations of a history that brute force is asked about."""
+"""Operations of the longest history that brute force decides."""
 
 
 @st.composite
 def histories_with_crashed_takes(draw: st.DrawFn, put: str, take: str) -> History:
-    """Two to four puts, one to three takes of unknown outcome, and takes that gave a value or nothing; each begins
-    some events after the one before and lasts some."""
+    """Two to four puts, one to three takes of unknown outcome, and takes that returned a value or null; each begins
+    some events after the one before, and lasts for some."""
     values = draw(st.permutations(range(1, draw(st.integers(2, 4)) + 1)))
     came_out = list(draw(st.permutations(values)))
     takes: list[tuple[str, int | None]] = [("crashed", None)] * draw(st.integers(1, 3))
@@ -71,14 +71,16 @@ def parts(history: History, rows: Sequence[int]) -> History:
 @pytest.mark.parametrize("guesses", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())
-def test_they_are_settled_as_brute_force_does_and_without_search(name: str, guesses: bool, data: st.DataObject) -> None:
+def test_crashed_takes_are_decided_without_search_and_agree_with_brute_force(
+    name: str, guesses: bool, data: st.DataObject
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if not guesses:
             patch.setattr(crashed_takes._Deal, "is_guessed", lambda _: False)
-        settled_as_brute_force_does(name, data)
+        assert_decided_as_by_brute_force_without_search(name, data)
 
 
-def settled_as_brute_force_does(name: str, data: st.DataObject) -> None:
+def assert_decided_as_by_brute_force_without_search(name: str, data: st.DataObject) -> None:
     model = MODELS[name]
     put, take = {"stack": ("push", "pop"), "priority-queue": ("insert", "extract")}.get(name, ("enqueue", "dequeue"))
     history = data.draw(histories_with_crashed_takes(put, take))
@@ -92,7 +94,7 @@ def settled_as_brute_force_does(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_long_histories_in_which_many_takes_crashed_are_explained(name: str) -> None:
+def test_long_valid_histories_with_many_crashed_takes_are_decided_without_search(name: str) -> None:
     needed = 0
     for seed in range(8):
         history = random_history(name, random.Random(seed), operations=600, processes=10, spread=0, crash=0.2, lie=0)
@@ -100,10 +102,12 @@ def test_long_histories_in_which_many_takes_crashed_are_explained(name: str) -> 
         assert (outcome.verdict, outcome.engine == GENERAL) == (Verdict.VALID, False)
         known = [row for row in range(len(history)) if history.status[row] == "ok" or history.value[row] is not None]
         needed += check(parts(history, known), MODELS[name]).verdict is Verdict.INVALID
-    assert needed >= 6, "without the crashed takes there is no explanation"
+    assert needed >= 6, "most histories are invalid without their crashed takes"
 
 
-def test_a_fifo_queue_asks_both_order_and_emptiness_of_them(events: Callable[..., list[dict[str, Any]]]) -> None:
+def test_crashed_fifo_dequeues_must_explain_both_order_and_emptiness(
+    events: Callable[..., list[dict[str, Any]]],
+) -> None:
     """Two crashed dequeues have to take 1, which 2 overtook, and 3, before the queue was found empty."""
 
     def operation(
@@ -121,7 +125,7 @@ def test_a_fifo_queue_asks_both_order_and_emptiness_of_them(events: Callable[...
         ([*put, *crashed[0], *two, *third, *empty, *crashed[1]], Verdict.INVALID),
         ([*put, *two, *crashed[0], *third, *crashed[1], *empty], Verdict.INVALID),
         ([*put, *crashed[0], *two, *third, *empty], Verdict.INVALID),
-        # What was in before the queue was empty and what was overtaken later need a crashed dequeue each.
+        # A value put in before the queue was empty and a value overtaken later need a crashed dequeue each.
         ([*put[:2], *crashed[0], *empty, *put[2:], *third, *crashed[1], *three], Verdict.VALID),
         ([*put[:2], *crashed[0], *crashed[1], *empty, *put[2:], *third, *three], Verdict.VALID),
         ([*put[:2], *crashed[0], *empty, *put[2:], *third, *three], Verdict.INVALID),
@@ -131,7 +135,7 @@ def test_a_fifo_queue_asks_both_order_and_emptiness_of_them(events: Callable[...
         assert result.verdict is verdict and result.stats["engines"] == {"A6 queue orders": 1}
 
 
-def test_the_general_search_decides_where_too_many_tests_would_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_general_search_decides_if_crashed_takes_need_too_many_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     history = random_history("stack", random.Random(1), operations=60, processes=3, spread=0, crash=0.1, lie=0)
     assert decided(history, Stack()).engine != GENERAL
     monkeypatch.setattr(crashed_takes, "TESTS_PER_TAKE", -100)

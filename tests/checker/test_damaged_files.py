@@ -1,8 +1,8 @@
-"""Whatever happens to a file, none of its operations is lost silently: each format, damaged at random.
+"""No operation of a damaged file is lost silently: every format, damaged at random.
 
 The property: a damaged history never ends ``valid`` with fewer operations than it had, unless ``--lenient`` was given,
-which reports how many were left out.  Damage is done to lines.  Lines that are gone without a trace leave a shorter
-history, which looks like a whole one; only an ``index`` reveals it (see ``test_gaps_in_the_index``).
+which reports how many were left out.  No line is deleted as a whole: a history without it would look complete, unless
+it has an ``index`` (see ``test_a_gap_in_the_index_is_refused_unless_lenient``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_limo(event: Event) -> str:
 
 
 def lines(write: Callable[[Event], str], *names: str) -> Callable[[list[Event]], str]:
-    """A format of one event a line, whose events have those names only."""
+    """A format with one event per line, each with only these names."""
 
     def text(events: list[Event]) -> str:
         return "".join(write({name: event[name] for name in names or event}) + "\n" for event in events)
@@ -82,14 +82,14 @@ FORMATS: dict[str, Callable[[list[Event]], str]] = {
     "limo": lambda events: "# @object atomic-queue\n" + lines(write_limo)(events),
 }
 NUMBERED = ("jepsen-log", "limo")
-"""Formats in which a process is a number, or a bare word."""
+"""Formats in which a process is a number here."""
 
 
 @st.composite
 def histories(draw: st.DrawFn, named: bool) -> list[Event]:
-    """Operations one after the other, some of which never return; every answer is right for a register and a queue.
+    """Consecutive operations, some of which never return; every answer is right for a register and for a queue.
 
-    Everything read was written just before, and taken out by that.
+    A read returns the value written just before, and takes it out of the queue.
     """
     pool: list[Any] = ["client-1", "n2", 0, 7] if named else [0, 1, 12]
     free, value, events = list(pool), None, []
@@ -124,7 +124,7 @@ def damages(draw: st.DrawFn, text: str, other: str) -> str:
     second = draw(st.integers(first, len(row) - 1))
     if how == "delete":
         rows[at] = row[:first] + row[second + 1 :]
-        assume(rows[at].strip(" \t,"))  # a line that is gone is no damaged line
+        assume(rows[at].strip(" \t,"))  # a deleted line is not a damaged one
     elif how == "swap":
         swapped = list(row)
         swapped[first], swapped[second] = swapped[second], swapped[first]
@@ -154,7 +154,7 @@ def checked(path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_operation_is_lost_in_silence(tmp_path: Path, name: str, data: st.DataObject) -> None:
+def test_damage_never_loses_an_operation_silently(tmp_path: Path, name: str, data: st.DataObject) -> None:
     events = data.draw(histories(named=name not in NUMBERED))
     operations = sum(event["type"] == "invoke" for event in events)
     model = ["--model", "fifo-queue" if name == "limo" else "register"]
@@ -164,7 +164,7 @@ def test_no_operation_is_lost_in_silence(tmp_path: Path, name: str, data: st.Dat
     status, told = checked(path, *model)
     assert status == 0 and told["stats"]["operations"] == operations, text
     other = FORMATS[data.draw(st.sampled_from(sorted(FORMATS.keys() - {"json", "edn in a vector", "limo"})))](events)
-    damaged = data.draw(damages(text, "\n" + other if name == "limo" else other))  # line for line beside its header
+    damaged = data.draw(damages(text, "\n" + other if name == "limo" else other))  # aligned below limo's header
     path.write_text(damaged)
     status, told = checked(path, *model)
     if status == 0:
@@ -182,7 +182,9 @@ def test_no_operation_is_lost_in_silence(tmp_path: Path, name: str, data: st.Dat
 
 
 @pytest.mark.parametrize("name", ["jsonl", "json", "edn", "edn in a vector"])
-def test_gaps_in_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_gap_in_the_index_is_refused_unless_lenient(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     rows = [(process, kind) for process in range(3) for kind in ("invoke", "ok")]
     events = [
         {"index": index, "process": process, "type": kind, "f": "write", "value": process, "key": "k"}
@@ -196,7 +198,7 @@ def test_gaps_in_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], n
     assert "2 operations were read, 0 events left out, 2 missing" in capsys.readouterr().out
 
 
-def test_what_was_left_out_is_counted_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lenient_reading_counts_and_shows_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history.jsonl"
     rows = [
         {"process": "a", "type": "invoke", "f": "write", "value": 1},
@@ -210,7 +212,7 @@ def test_what_was_left_out_is_counted_and_shown(tmp_path: Path, capsys: pytest.C
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"process": "a", "ty')
     assert main([str(path), "--model", "register"]) == 254
-    assert f"{path}:2: process must be" in capsys.readouterr().err  # what comes first is named
+    assert f"{path}:2: process must be" in capsys.readouterr().err  # the first problem is named
     assert main([str(path), "--model", "register", "--lenient"]) == 0
     out = capsys.readouterr().out
     assert "3 operations were read, 3 events left out, 1 missing" in out
@@ -221,7 +223,7 @@ def test_what_was_left_out_is_counted_and_shown(tmp_path: Path, capsys: pytest.C
     assert "nemesis events: 1" in out
 
 
-def test_operations_that_the_checker_does_not_know_are_not_passed_over(
+def test_operations_unknown_to_the_checker_are_refused_unless_lenient(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "history.jsonl"
@@ -239,16 +241,16 @@ def test_operations_that_the_checker_does_not_know_are_not_passed_over(
 
 @pytest.mark.parametrize("lenient", [[], ["--lenient"]], ids=["", "lenient"])
 @pytest.mark.parametrize("name", sorted(set(UNLIMITED) | {"log-losses"}))
-def test_a_history_of_another_kind_is_not_valid(
+def test_a_history_without_operations_of_the_checker_is_not_judged(
     name: str, lenient: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever checker is asked: what it finds nothing in to judge, it does not call valid, nor invalid."""
+    """A checker that finds nothing to judge gives no verdict; unique-ids takes ids from any operation."""
     path = tmp_path / "history.jsonl"
     rows = [{"process": 0, "type": kind, "f": "swap", "value": None} for kind in ("invoke", "ok")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     status = main([str(path), "--model", name, *lenient])
     said = capsys.readouterr()
-    if name == "unique-ids":  # an id may come of any operation, and this one is None
+    if name == "unique-ids":  # None is the id that this operation returned
         assert (status, "1 ids, all different" in said.out) == (0, True)
     elif name in ("long-fork", "sessions"):
         assert (status, ": unknown: no re" in said.out) == (2, True)
@@ -260,8 +262,8 @@ def test_a_history_of_another_kind_is_not_valid(
         )
 
 
-def test_named_processes_are_clients(tmp_path: Path) -> None:
-    """A read of what nobody wrote is invalid whoever reads it."""
+def test_a_process_with_a_name_is_a_client(tmp_path: Path) -> None:
+    """Its read of a value that was never written is a violation."""
     path = tmp_path / "history.jsonl"
     rows = [{"process": "client-1", "type": kind, "f": "read", "value": 7} for kind in ("invoke", "ok")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -21,7 +21,7 @@ from checker.testing.definitions.transactions import LEVELS, is_possible
 from checker.testing.definitions.values import same
 
 HISTORIES = 100
-"""Of each row here; the full run is ``python -m benchmarks.checker_oracle``."""
+"""Per row here; the full run is ``python -m benchmarks.checker_oracle``."""
 
 Event = dict[str, Any]
 KINDS = ("invoke", "ok")
@@ -74,13 +74,13 @@ def test_the_checker_agrees_with_the_definitions(row: Row) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_checker_that_is_always_content_is_found_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def content(*_: Any, **__: Any) -> Result:
+def test_a_checker_that_always_answers_valid_is_detected(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def always_valid(*_: Any, **__: Any) -> Result:
         return Result(verdict=Verdict.VALID)
 
     for name in ("check", "check_sequential", "check_transactions"):
-        monkeypatch.setattr(comparison, name, content)
-    monkeypatch.setattr(comparison, "CHECKERS", dict.fromkeys(comparison.CHECKERS, content))
+        monkeypatch.setattr(comparison, name, always_valid)
+    monkeypatch.setattr(comparison, "CHECKERS", dict.fromkeys(comparison.CHECKERS, always_valid))
     monkeypatch.setattr(comparison.Online, "feed", lambda self, event: None)
     for row in rows([part])[::4]:
         found = compare(row, histories=60, seed=2)
@@ -164,7 +164,7 @@ def test_values_compare_as_json_does(one: Any, other: Any, equal: bool) -> None:
         ("key-value", {"initial": "a"}, done((0, "append", "b", None), (0, "get", None, "ab")), True, True),
     ],
 )
-def test_what_the_definitions_say(
+def test_definitions_judge_linearizability_and_sequential_consistency(
     name: str, options: dict[str, Any], events: list[Event], linearizable: bool, sequential: bool
 ) -> None:
     specification = make_object(name, options)
@@ -173,7 +173,7 @@ def test_what_the_definitions_say(
     assert (first_invalid_prefix(events, specification) is None) is linearizable
 
 
-def test_keys_are_objects_of_their_own_in_one_order() -> None:
+def test_sequential_consistency_needs_one_order_across_all_keys() -> None:
     # Each key alone has an order that keeps every process's own; both together have none.
     events = made(
         *((0, kind, "write", 1, "x") for kind in KINDS),
@@ -279,7 +279,7 @@ def at_once(*lines: tuple[Any, list[Any]]) -> list[Event]:
             ),
             "read-uncommitted",
         ),
-        # Orders that contradict each other, and what nobody wrote.
+        # Orders that contradict each other, and a value never written.
         (
             at_once(
                 (0, [["append", "x", 1]]),
@@ -291,7 +291,7 @@ def at_once(*lines: tuple[Any, list[Any]]) -> list[Event]:
         (at_once((0, [["r", "x", [7]]])), None),
     ],
 )
-def test_the_strongest_level_of_transactions(events: list[Event], strongest: str | None) -> None:
+def test_definitions_find_the_strongest_isolation_level(events: list[Event], strongest: str | None) -> None:
     calls = pair(events)
     possible = [is_possible(calls, level, lists=True) for level in LEVELS]
     expected = [strongest is not None and place <= LEVELS.index(strongest) for place in range(len(LEVELS))]
@@ -299,7 +299,7 @@ def test_the_strongest_level_of_transactions(events: list[Event], strongest: str
 
 
 @pytest.mark.parametrize("name", ["list-append", "rw-register"])
-def test_what_a_level_allows_the_weaker_ones_allow(name: str) -> None:
+def test_a_history_possible_at_one_level_is_possible_at_every_weaker_level(name: str) -> None:
     rng = random.Random(4)
     for _ in range(120):
         calls = pair(draw_transactions(name, rng).events)
@@ -307,7 +307,7 @@ def test_what_a_level_allows_the_weaker_ones_allow(name: str) -> None:
         assert possible == sorted(possible, reverse=True)
 
 
-def test_the_samples_make_the_trouble_that_they_promise() -> None:
+def test_the_samples_contain_every_special_case() -> None:
     rng = random.Random(3)
     samples = [draw_sample(name, rng) for name in OBJECTS for _ in range(60)]
     samples += [draw_transactions(name, rng) for name in ("list-append", "rw-register") for _ in range(60)]
@@ -355,15 +355,15 @@ def test_the_samples_make_the_trouble_that_they_promise() -> None:
     ],
     ids=["a place with two messages", "a tail before any message"],
 )
-def test_what_is_shown_of_a_topic_is_wrong_by_itself(events: list[Event]) -> None:
-    """Two of three histories, of 100,000, whose smallest part was looked for by the engine of another model."""
+def test_the_witness_of_an_invalid_topic_is_invalid_alone(events: list[Event]) -> None:
+    """Two of the three histories in 100,000 whose witness was once reduced by another model's engine."""
     result = check(events, Topic(queues=2))
     assert result.verdict is Verdict.INVALID and result.witness is not None
     assert check(result.witness.operations, Topic(queues=2)).verdict is Verdict.INVALID
 
 
 @pytest.mark.parametrize("also_invoked", [False, True])
-def test_a_message_that_was_seen_too_early_is_wrong_whoever_began_to_receive_first(also_invoked: bool) -> None:
+def test_receiving_a_message_before_its_commit_was_invoked_is_invalid(also_invoked: bool) -> None:
     early = made((2, "invoke", "receive", None), (2, "ok", "receive", [1]), (3, "invoke", "commit", 1))
     late = (made((1, "invoke", "receive", None)), made((1, "ok", "receive", [1]))) if also_invoked else ([], [])
     result = check_transaction_visibility([*late[0], *early, *late[1]])

@@ -31,8 +31,8 @@ from checker.drawing import html, svg
 from checker.testing.large import large_history
 
 
-def spoiled(operations: int, clients: int, crash: float) -> History:
-    """A CAS history with crashes that ends in a stale read: every way to order the rest leads there in vain."""
+def ending_in_a_stale_read(operations: int, clients: int, crash: float) -> History:
+    """A CAS history with crashes that ends in a stale read, which no order of the rest avoids."""
     history = [*large_history("cas-register", operations, clients, seed=4, crash=crash)]
     end = 2 * operations
     for f, value, result in (("write", 77, 77), ("write", 78, 78), ("read", None, 77)):
@@ -41,7 +41,7 @@ def spoiled(operations: int, clients: int, crash: float) -> History:
     return History.from_operations(history)
 
 
-def test_a_read_out_of_nowhere_is_found_where_the_search_would_not_end() -> None:
+def test_a_read_of_a_value_never_written_is_found_in_a_history_too_hard_to_search() -> None:
     history = large_history("cas-register", 3000, 12, seed=4, crash=0.05)
     row = max(row for row in range(3000) if history.f[row] == "read" and history.status[row] == "ok")
     history.result[row] = "never written"
@@ -50,7 +50,7 @@ def test_a_read_out_of_nowhere_is_found_where_the_search_would_not_end() -> None
 
 
 def hostile(events, concurrent: int) -> Any:
-    """Writes of different registers, all at once, then a read that none of their orders explains."""
+    """Concurrent writes of different registers, then a read that no order of them explains."""
     rows: list[tuple[Any, ...]] = [
         (process, "invoke", "txn", [("write", f"r{process}", 1)]) for process in range(concurrent)
     ]
@@ -59,31 +59,31 @@ def hostile(events, concurrent: int) -> Any:
     return events(*rows)
 
 
-def test_a_budget_of_time_ends_in_unknown_and_says_how_far(events) -> None:
+def test_an_exhausted_time_budget_is_unknown_and_reports_the_progress(events) -> None:
     result = check(hostile(events, 40), MultiRegister(), timeout_s=0.4)
     assert result.verdict is Verdict.UNKNOWN
     assert "time limit of 0.4 s" in result.reason and "returns explained" in result.reason
 
 
-def test_a_budget_of_memory_ends_in_unknown(events) -> None:
+def test_an_exhausted_memory_budget_is_unknown(events) -> None:
     result = check(hostile(events, 40), MultiRegister(), timeout_s=60, memory_mb=3)
     assert result.verdict is Verdict.UNKNOWN and "memory limit of 3 MiB" in result.reason
 
 
-def test_a_stale_read_after_many_crashes_is_found_by_the_part_that_shows_it() -> None:
-    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60)
+def test_a_stale_read_after_many_crashes_is_found_with_a_witness_of_two_operations() -> None:
+    result = check(ending_in_a_stale_read(3000, 12, 0.05), CASRegister(), timeout_s=60)
     assert result.verdict is Verdict.INVALID and result.witness is not None
     assert [operation.value for operation in result.witness.operations] == [78, None]
 
 
-def test_stats_say_which_engine_and_why_not_another(done) -> None:
+def test_stats_name_the_engine_and_why_others_did_not_apply(done) -> None:
     result = check(done((0, "write", 1, 1), (0, "write", 1, 1)), Register())
     assert result.stats["engines"] == {"A1 just-in-time search": 1}
     assert result.stats["not_applicable"] == {"A3 register zones": {"two writes write the same value": 1}}
     json.dumps(result.to_json())
 
 
-def test_keys_are_independent_and_shared_among_processes(events) -> None:
+def test_keys_are_checked_independently_with_one_job_or_two(events) -> None:
     rows: list[tuple[Any, ...]] = []
     for key in range(6):
         rows += [(key, "invoke", "write", 1, key), (key, "ok", "write", 1, key), (key, "invoke", "read", None, key)]
@@ -94,7 +94,7 @@ def test_keys_are_independent_and_shared_among_processes(events) -> None:
         assert result.stats["first_invalid_keys"] == [4] and result.witness is not None and result.witness.key == 4
 
 
-def test_a_model_of_ones_own_in_ten_lines(done) -> None:
+def test_a_user_model_of_ten_lines_is_checked(done) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Toggle(Model):
         def start(self) -> bool:
@@ -107,7 +107,7 @@ def test_a_model_of_ones_own_in_ten_lines(done) -> None:
     assert check(done((0, "toggle", None, True), (1, "toggle", None, True)), Toggle()).verdict is Verdict.INVALID
 
 
-def test_models_by_name() -> None:
+def test_models_are_parsed_from_names_and_options() -> None:
     assert parse_model("cas-register:initial=0") == CASRegister(initial=0)
     assert parse_model('multi-register:initial={"x": 0, "y": 1}').start() == frozenset({("x", 0), ("y", 1)})
     for name, hint in (("registr", "did you mean register"), ("register:colour=1", "no field 'colour'")):
@@ -131,8 +131,8 @@ def test_explanations_name_processes_values_and_times(done) -> None:
         assert len(json.dumps(result.to_json())) < 5000
 
 
-def test_an_explanation_names_what_it_shows_where_two_reads_are_wrong(events) -> None:
-    """The read that began last returned first, and is where the history is cut off."""
+def test_an_explanation_of_two_wrong_reads_names_only_the_one_in_its_witness(events) -> None:
+    """The read that began last returned first; the history is cut off there."""
     adds = [(0, "invoke", "add", 5), (0, "ok", "add", 5), (1, "invoke", "read", None), (0, "invoke", "read", None)]
     result = check(events(*adds, (0, "ok", "read", 4), (1, "ok", "read", 3)), "counter")
     assert result.witness is not None
@@ -140,8 +140,8 @@ def test_an_explanation_names_what_it_shows_where_two_reads_are_wrong(events) ->
     assert "-> 3" not in result.reason and "is outside the range that additions allow: 5 to 5" in result.reason
 
 
-def test_an_explanation_names_nothing_that_it_leaves_out(events) -> None:
-    """What contradicts itself already without the read is shown without it, and without what began afterwards."""
+def test_an_explanation_names_no_operation_outside_its_witness(events) -> None:
+    """An append at offset 1 of an empty log is wrong without the read and the later append."""
     read = {"offset": 1, "messages": [103], "tail": 2}
     puts = [(1, "invoke", "append", 102), (1, "ok", "append", [1, 102]), (2, "invoke", "append", 103)]
     result = check(events(*puts, (1, "invoke", "read", {}), (1, "ok", "read", read)), "log")
@@ -160,7 +160,7 @@ def test_drawings_are_small_and_well_formed(done) -> None:
 
 
 @pytest.mark.parametrize("name", ["register", "log", "fifo-queue", "set", "multi-register", "key-value"])
-def test_reports_stay_small_whatever_the_values(done, name: str) -> None:
+def test_reports_of_huge_values_stay_small(done, name: str) -> None:
     long = "x" * 500_000
     lies = {
         "register": [(0, "write", long, None), (1, "read", None, long + "y")],
@@ -180,7 +180,9 @@ def write(path: Path, history: list[dict[str, Any]], extra: str = "") -> str:
     return str(path)
 
 
-def test_the_command(tmp_path: Path, done, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_verdicts_and_exits_with_their_status(
+    tmp_path: Path, done, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = write(tmp_path / "good.jsonl", done((0, "write", 1, 1), (1, "read", None, 1)))
     bad = write(tmp_path / "bad.jsonl", done((0, "write", 1, 1), (1, "read", None, None)))
     assert main([good, "--model", "register"]) == 0
@@ -194,7 +196,7 @@ def test_the_command(tmp_path: Path, done, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_verdict_is_told_in_any_encoding(tmp_path: Path, done, monkeypatch, encoding: str) -> None:
+def test_a_verdict_can_be_printed_in_any_encoding(tmp_path: Path, done, monkeypatch, encoding: str) -> None:
     history = write(tmp_path / "b\udcff.jsonl", done((0, "write", "\u2603", None), (1, "read", None, "\u2603\ud800")))
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding, write_through=True))
@@ -228,7 +230,9 @@ def test_a_verdict_is_told_in_any_encoding(tmp_path: Path, done, monkeypatch, en
         (["{broken}", "--model", "register"], "broken.jsonl:3: not JSON"),
     ],
 )
-def test_bad_arguments_end_in_254_with_one_line(tmp_path, done, capsys, arguments: list[str], message: str) -> None:
+def test_bad_arguments_are_reported_in_one_line_with_status_254(
+    tmp_path, done, capsys, arguments: list[str], message: str
+) -> None:
     history = done((0, "write", 1, 1))
     good = write(tmp_path / "good.jsonl", history)
     broken = write(tmp_path / "broken.jsonl", history, "{oops\n")

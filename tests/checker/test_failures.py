@@ -1,4 +1,4 @@
-"""An operation that failed did not happen, whatever it was; one that completed with a refusal observed the state."""
+"""An operation that failed did not happen; one that completed with a refusal observed the state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from checker.testing.oracle import linearizable_by_force
 
 @pytest.mark.parametrize("initial", [None, 0])
 @pytest.mark.parametrize("error", [None, "not the leader"])
-def test_a_compare_and_set_that_failed_says_nothing(events, initial: Any, error: str | None) -> None:
+def test_a_failed_cas_constrains_nothing(events, initial: Any, error: str | None) -> None:
     history = events((0, "invoke", "cas", [initial, 1]), (0, "fail", "cas", [initial, 1]))
     if error:
         history[-1]["error"] = error
@@ -26,7 +26,7 @@ def test_a_compare_and_set_that_failed_says_nothing(events, initial: Any, error:
 
 
 @pytest.mark.parametrize("initial", [None, 0, 1])
-def test_a_compare_and_set_that_was_refused_found_another_value(done, initial: Any) -> None:
+def test_a_refused_cas_observed_another_value(done, initial: Any) -> None:
     model = CASRegister(initial=initial)
     for checked in (check, check_sequential):
         assert checked(done((0, "cas", [initial, 5], False)), model).verdict is Verdict.INVALID
@@ -38,8 +38,8 @@ def test_a_compare_and_set_that_was_refused_found_another_value(done, initial: A
     assert wrong.witness is not None and "cas([3, 4]) -> False" in wrong.reason
 
 
-def test_histories_with_all_kinds_of_failures_agree_with_the_oracle() -> None:
-    """With errors and without, refused, crashed; by the engine that is chosen and by the general one."""
+def test_verdicts_agree_with_brute_force_under_all_kinds_of_failures() -> None:
+    """Failures with and without an error, refusals and crashes; by the chosen engine and by the general one."""
     rng = random.Random(5)
     verdicts = []
     for _ in range(1500):
@@ -74,7 +74,7 @@ def test_histories_with_all_kinds_of_failures_agree_with_the_oracle() -> None:
     assert 0.2 < verdicts.count(True) / len(verdicts) < 0.8
 
 
-def test_only_the_logs_of_porcupines_etcd_tests_mean_a_refusal_by_a_failure() -> None:
+def test_a_failed_cas_is_a_refusal_only_in_the_logs_of_porcupines_etcd_tests() -> None:
     lines = "{0} 0\t:invoke\t:cas\t[1 2]\n{0} 0\t:fail\t:cas\t[1 2]\n"
     etcd = read_jepsen_log_text(lines.format("INFO  jepsen.util -"), FileEvents("etcd.log"))
     assert (etcd.status, etcd.result) == (["ok"], [False])
@@ -83,7 +83,7 @@ def test_only_the_logs_of_porcupines_etcd_tests_mean_a_refusal_by_a_failure() ->
         assert (other.status, other.result) == (["fail"], [[1, 2]])
 
 
-def test_the_last_column_of_jepsens_history_txt_is_why_something_failed() -> None:
+def test_the_last_column_of_jepsens_history_txt_is_the_error() -> None:
     text = (
         "0\t:invoke\t:write\t1\n0\t:info\t:write\t1\t:timed-out\n"
         "1\t:invoke\t:write\t2\n1\t:fail\t:write\t2\tConnection refused (n1: 2379\n"
@@ -97,13 +97,13 @@ def test_the_last_column_of_jepsens_history_txt_is_why_something_failed() -> Non
 
 
 @pytest.mark.parametrize("error", ["2\t:ok\t:read\t1", "x2\t:invoke\t:read\tnil"])
-def test_an_event_behind_a_failed_one_is_no_reason(error: str) -> None:
+def test_a_second_event_on_the_line_of_a_failure_is_refused(error: str) -> None:
     with pytest.raises(FormatError, match=r"bad\.txt:2: two events on one line"):
         read_jepsen_log_text(f"0\t:invoke\t:write\t1\n0\t:fail\t:write\t1\t{error}\n", FileEvents("bad.txt"))
 
 
-def test_a_read_of_nothing_says_nothing_though_nothing_was_written(done) -> None:
-    """Registers that do not start from null: a read of null fits every state, whether null is written or not."""
+def test_a_read_of_null_fits_every_state_of_a_register_with_an_initial_value(done) -> None:
+    """Whether null is written or not, unless ``none_is_any`` says otherwise."""
     for model in (Register(initial=0), CASRegister(initial=0)):
         first = done((0, "read", None, None), (0, "write", None, None))
         assert check(first, model).verdict is Verdict.VALID
@@ -115,7 +115,7 @@ def test_a_read_of_nothing_says_nothing_though_nothing_was_written(done) -> None
     assert check(done((0, "write", 1, 1), (0, "read", None, None)), Register(none_is_any=True)).verdict is Verdict.VALID
 
 
-def test_a_failed_read_beside_a_violation_of_strings(events, done) -> None:
+def test_a_violation_of_strings_is_found_after_a_failed_get(events, done) -> None:
     failed = events((0, "invoke", "get", None), (0, "fail", "get", None))
     wrong = done((0, "put", "a", "a"), (1, "append", "b", "b"), (1, "get", None, "a"))
     history = failed + [{**event, "index": at} for at, event in enumerate(wrong, 2)]
@@ -123,7 +123,7 @@ def test_a_failed_read_beside_a_violation_of_strings(events, done) -> None:
     assert result.verdict is Verdict.INVALID and result.witness is not None and len(result.witness.operations) <= 3
 
 
-def test_an_append_that_was_not_told_its_offset(events, done) -> None:
+def test_an_append_acknowledged_without_an_offset_counts_as_appended(events, done) -> None:
     read = {"offset": 0, "messages": [2], "tail": 1}
     history = done((0, "append", 2, [None, 2]), (0, "read", {"offset": 0, "max": 5}, read))
     assert check(history, Log()).verdict is Verdict.VALID
@@ -139,7 +139,7 @@ def test_an_append_that_was_not_told_its_offset(events, done) -> None:
     assert check(seen_first[:4], Log()).verdict is Verdict.VALID
 
 
-def test_a_read_from_before_the_first_message_shows_none(done) -> None:
+def test_a_read_of_a_message_at_a_negative_offset_is_invalid(done) -> None:
     before = {"offset": -2, "messages": [2], "tail": 3}
     history = done(*((0, "append", value, [value - 1, value]) for value in (1, 2, 3)), (0, "read", {}, before))
     assert check(history, Log()).verdict is check_sequential(history, Log()).verdict is Verdict.INVALID

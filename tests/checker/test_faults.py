@@ -1,4 +1,4 @@
-"""Faults read from the nemesis's events: paired by id, proven only by a proof, whatever a damaged history holds."""
+"""Faults read from the nemesis's events: paired by id, proven only by a proof, even in a damaged history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_overlapping_faults_are_paired_by_their_ids() -> None:
 
 
 @pytest.mark.parametrize("proof", [None, True, "proven", [], {}, {"proven": "no"}, {"proven": 1}, {"proven": False}])
-def test_what_is_no_proof_proves_nothing(proof: Any) -> None:
+def test_only_a_proof_that_is_proven_proves_a_fault(proof: Any) -> None:
     assert not is_proven(proof)
     [fault] = faults_of([event("inject", "info", 1, {"id": "f1", "proof": proof})])
     assert fault["proven"] is False and fault["healed"] is False
@@ -55,7 +55,7 @@ def test_what_is_no_proof_proves_nothing(proof: Any) -> None:
         ({"exercised": "no"}, None, None),
     ],
 )
-def test_a_fault_is_exercised_by_what_was_seen_first_or_in_the_end(at_first: Any, met: Any, exercised: Any) -> None:
+def test_a_fault_is_exercised_if_its_proof_or_its_final_check_says_so(at_first: Any, met: Any, exercised: Any) -> None:
     proof = {**PROOF, **at_first}
     healing = {"id": "f1"} if met is None else {"id": "f1", "met": met}
     [fault] = faults_of([
@@ -76,7 +76,7 @@ def test_a_fault_that_did_not_last_is_not_proven() -> None:
     assert fault["proven"] is False and fault["exercised"] is True and fault["healed"] is True
 
 
-def test_a_fault_cannot_say_itself_that_it_is_proven() -> None:
+def test_fields_of_a_fault_do_not_make_it_proven_or_healed() -> None:
     [fault] = faults_of([event("inject", "invoke", 5, {"id": "f1", "proven": True, "healed": True, "start_ns": 0})])
     assert fault["proven"] is False and fault["healed"] is False and fault["start_ns"] == 5
 
@@ -96,7 +96,7 @@ JSON = st.recursive(
         )
     )
 )
-def test_nothing_that_a_history_holds_makes_it_raise(events: list[dict[str, Any]]) -> None:
+def test_malformed_nemesis_events_raise_no_error(events: list[dict[str, Any]]) -> None:
     found = faults_of(events)
     values = [e["value"] for e in events if isinstance(e["value"], dict)]
     assert len(found) == len({str(value["id"]) for value in values if "id" in value})

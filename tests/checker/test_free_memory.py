@@ -1,4 +1,4 @@
-"""What limits the memory of a check without its own limit: control groups, the address space, what is left there."""
+"""What limits the memory of a check without --memory: control groups, the address space, and what is free there."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def free_in(tmp_path: Path, own: str) -> int | None:
 
 
 @pytest.mark.parametrize("root", [".", "unified"])
-def test_the_tightest_of_the_groups_around_a_process_counts_and_its_page_cache_does_not(
-    tmp_path: Path, root: str
-) -> None:
+def test_free_memory_is_that_of_the_tightest_control_group_with_its_page_cache(tmp_path: Path, root: str) -> None:
     outer = {"memory.max": f"{300 * MIB}", "memory.current": f"{250 * MIB}"}
     group(tmp_path / root / "a", {**outer, "memory.stat": f"anon 7\ninactive_file {20 * MIB}\nactive_file {5 * MIB}"})
     group(tmp_path / root / "a/b", {"memory.max": "max", "memory.current": "9", "memory.stat": ""})
@@ -38,13 +36,13 @@ def test_the_tightest_of_the_groups_around_a_process_counts_and_its_page_cache_d
 
 
 @pytest.mark.parametrize("path", ["/docker/0123", "/", "/../.."])
-def test_a_container_that_does_not_know_its_path_finds_its_limit_at_the_root(tmp_path: Path, path: str) -> None:
+def test_the_limit_at_the_root_applies_in_a_container_that_does_not_see_its_group(tmp_path: Path, path: str) -> None:
     of_the_container = {"memory.limit_in_bytes": f"{64 * MIB}", "memory.usage_in_bytes": f"{70 * MIB}"}
     group(tmp_path / "memory", {**of_the_container, "memory.stat": f"total_inactive_file {10 * MIB}\ninactive_file 9"})
     assert free_in(tmp_path, f"9:name=systemd:/\n8:cpu,cpuacct:/x\n4:memory:{path}\n") == 4 * MIB
 
 
-def test_where_no_group_has_a_limit_none_bounds(tmp_path: Path) -> None:
+def test_control_groups_without_a_limit_give_no_bound(tmp_path: Path) -> None:
     assert free_in(tmp_path, "0::/a\n3:cpuset:/\n") is None
     assert free_in(tmp_path, "") is None
     found = free_bytes()
@@ -74,7 +72,7 @@ def test_a_history_beyond_the_address_space_is_undecided(tmp_path: Path, options
     assert reason in done.stdout
 
 
-def test_a_small_check_does_not_ask_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_below_32_mib_does_not_ask_how_much_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = Budget()
     monkeypatch.setattr("checker.linearizability.budget.free_bytes", lambda: 40 << 20)
     for gained, reason in (

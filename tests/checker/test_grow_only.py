@@ -16,7 +16,7 @@ from checker.linearizability.engine import decide
 from checker.testing import linearizable_by_force
 
 Events = list[dict[str, Any]]
-NOBODYS = 9
+NEVER_ADDED = 9
 
 
 @st.composite
@@ -31,7 +31,7 @@ def histories(draw: st.DrawFn) -> History:
         is_read, is_known = draw(st.booleans()), draw(st.integers(0, 3)) > 0
         shown = sorted(draw(st.sets(st.integers(0, added))))
         if draw(st.integers(0, 19)) == 19:
-            shown.append(NOBODYS)
+            shown.append(NEVER_ADDED)
         operations.append(
             Operation(
                 process=place,
@@ -48,7 +48,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 @given(histories())
-def test_they_are_judged_as_brute_force_does(history: History) -> None:
+def test_grow_only_set_verdicts_agree_with_brute_force(history: History) -> None:
     outcome = decide(history, history.rows_by_key(), GrowOnlySet(), Budget(timeout_s=60.0))[0]
     assert (outcome.verdict is Verdict.VALID) == linearizable_by_force(history, GrowOnlySet())
     if outcome.violation is not None:
@@ -78,7 +78,7 @@ def read(*elements: int) -> tuple[int, str, None, list[int]]:
         ([7], [add(1), add(2), (8, "read", None, [2])], r"process 1's add\(1\) .* which lacks 1\.$"),
     ],
 )
-def test_a_contradiction_is_told_by_the_operations_that_make_it(
+def test_the_reason_names_the_contradicting_operations(
     done: Callable[..., Events], begun: list[int], operations: list[tuple[Any, ...]], said: str
 ) -> None:
     events = [{"process": 20 + each, "type": "invoke", "f": "add", "value": each} for each in begun]
@@ -91,8 +91,8 @@ def test_a_contradiction_is_told_by_the_operations_that_make_it(
     assert len(result.witness.operations) <= 2
 
 
-def test_additions_in_an_order_that_a_read_contradicts_are_told_with_the_read() -> None:
-    """1 was added before 2 was asked for; a read meanwhile shows 2 alone."""
+def test_a_read_that_contradicts_the_order_of_two_additions_is_named() -> None:
+    """1 was added before the addition of 2 was invoked; a concurrent read shows 2 alone."""
     history = History.from_operations(
         [
             Operation(process=0, f="add", value=1, result=1, invoked=1, returned=2),
@@ -105,7 +105,7 @@ def test_additions_in_an_order_that_a_read_contradicts_are_told_with_the_read() 
     assert "returned before process 1's add(2)" in result.reason and "shows 2 without it" in result.reason
 
 
-def test_a_set_of_single_elements_is_explained_by_its_end(done: Callable[..., Events]) -> None:
+def test_a_wrong_contains_is_explained_by_the_last_remove(done: Callable[..., Events]) -> None:
     happened = [(0, f, 8, 8) for f in ("add", "remove") * 20]
     result = check(done(*happened, (1, "contains", 8, True)), Set())
     assert result.witness is not None and len(result.witness.operations) == 2

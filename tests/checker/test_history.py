@@ -29,7 +29,7 @@ def write(tmp_path: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_pairs_ok_fail_info_and_open_operations(events) -> None:
+def test_events_pair_into_ok_fail_info_and_open_operations(events) -> None:
     history = History.of(
         events(
             (0, "invoke", "write", 1),
@@ -55,17 +55,17 @@ def test_pairs_ok_fail_info_and_open_operations(events) -> None:
         ([(0, "done", "read", 1)], "type must be invoke, ok, fail or info, not 'done'"),
     ],
 )
-def test_events_that_do_not_pair(events, rows, reason: str) -> None:
+def test_events_that_do_not_pair_are_refused(events, rows, reason: str) -> None:
     with pytest.raises(HistoryError, match=reason):
         History.of(events(*rows))
 
 
-def test_event_without_process_is_named() -> None:
+def test_an_event_without_a_process_is_refused() -> None:
     with pytest.raises(HistoryError, match="no 'process'"):
         History.of([{"type": "invoke", "f": "read"}])
 
 
-def test_jsonl_round_trip_and_truncated_last_line(tmp_path: Path, events) -> None:
+def test_a_truncated_last_line_of_jsonl_is_refused_unless_lenient(tmp_path: Path, events) -> None:
     lines = [json.dumps(event) for event in events((0, "invoke", "write", 1), (0, "ok", "write", 1))]
     whole = write(tmp_path, "whole.jsonl", "\n".join(lines) + "\n")
     assert len(read_jsonl(whole)) == 1 and not read_jsonl(whole).problems
@@ -86,7 +86,7 @@ def test_jsonl_round_trip_and_truncated_last_line(tmp_path: Path, events) -> Non
         ('{"type": "ok", "process": 7}\n', 3, "the event has no 'index'"),
     ],
 )
-def test_a_bad_line_names_file_line_and_reason(tmp_path, events, bad: str, line: int, reason: str) -> None:
+def test_the_error_of_a_bad_line_names_file_line_and_reason(tmp_path, events, bad: str, line: int, reason: str) -> None:
     lines = [json.dumps(event) + "\n" for event in events((0, "invoke", "write", 1), (0, "ok", "write", 1))]
     path = write(tmp_path, "bad.jsonl", "".join(lines) + bad + "".join(lines))
     with pytest.raises(FormatError) as error:
@@ -120,7 +120,7 @@ def test_every_format_reads_the_same_operation(tmp_path: Path, name: str) -> Non
         assert list(read_bytes(content.encode(), source=name)) == list(history)
 
 
-def test_independent_keys_of_old_tuples(tmp_path: Path) -> None:
+def test_edn_values_that_are_pairs_are_split_into_key_and_value(tmp_path: Path) -> None:
     text = (
         "{:process 0, :type :invoke, :f :write, :value [4 1]}\n{:process 0, :type :ok, :f :write, :value [4 1]}\n"
         "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [4 1]}\n"
@@ -129,7 +129,7 @@ def test_independent_keys_of_old_tuples(tmp_path: Path) -> None:
     assert history.keyed and [(o.key, o.value, o.result) for o in history] == [(4, 1, 1), (4, None, 1)]
 
 
-def test_an_answer_of_another_key_is_refused(tmp_path: Path) -> None:
+def test_a_completion_whose_pair_has_another_key_is_refused(tmp_path: Path) -> None:
     text = (
         "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [5 1]}\n"
         "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [4 2]}\n"
@@ -145,7 +145,7 @@ def test_an_answer_of_another_key_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "reason"), [("x", "has one of key 'x' open"), (None, "has one without a key open")])
-def test_a_completion_of_another_key_is_refused(asked: str | None, reason: str) -> None:
+def test_a_completion_whose_key_field_differs_is_refused(asked: str | None, reason: str) -> None:
     one = {"process": 0, "f": "read", "value": None}
     events = [{**one, "type": "invoke", "key": asked}, {**one, "type": "ok", "key": "y", "value": 1}]
     with pytest.raises(HistoryError, match=f"process 0 completes 'read' of key 'y', but {reason}") as error:
@@ -155,7 +155,7 @@ def test_a_completion_of_another_key_is_refused(asked: str | None, reason: str) 
     builder.feed(events)
     history = builder.finish()
     assert history.status == ["info"] and history.skipped_events == 1
-    # Who has named a key need not name it again.
+    # A completion need not repeat the key.
     assert History.from_events([events[0], {**one, "type": "ok", "value": 1}]).result == [1]
 
 
@@ -168,7 +168,7 @@ def test_a_completion_of_another_key_is_refused(asked: str | None, reason: str) 
         ("d.limo", "[1] call add(1)\n[1] returned\n", 2),
     ],
 )
-def test_other_formats_name_the_line_too(tmp_path: Path, name: str, text: str, line: int) -> None:
+def test_errors_in_other_formats_name_the_line(tmp_path: Path, name: str, text: str, line: int) -> None:
     with pytest.raises(FormatError) as error:
         read(write(tmp_path, name, text))
     assert error.value.line == line
@@ -176,13 +176,13 @@ def test_other_formats_name_the_line_too(tmp_path: Path, name: str, text: str, l
         read_bytes(text.encode(), source=name)
 
 
-def test_detection() -> None:
+def test_the_format_is_detected_from_the_text() -> None:
     assert detect_format('{"process": 0}') == "jsonl"
     assert detect_format("[1] call add(1)\n") == "limo"
     assert detect_format("; c\n{:process 0}") == "edn"
 
 
-def test_rows_of_a_table() -> None:
+def test_rows_of_a_table_are_read_in_order_of_their_index() -> None:
     rows = [
         {"index": 1, "process": "0", "type": "ok", "f": "cas", "value": "[1, 2]"},
         {"index": 0, "process": "0", "type": "invoke", "f": "cas", "value": "[1, 2]"},
@@ -206,7 +206,7 @@ EDN_VALUES = [
 ]
 
 
-def test_pairs_of_key_and_value_are_taken_apart_in_every_format(tmp_path: Path) -> None:
+def test_pairs_of_key_and_value_are_split_in_every_format(tmp_path: Path) -> None:
     """As one register they would be invalid."""
     steps = [("write", [0, 1], [0, 1]), ("write", [1, 2], [1, 2]), ("read", [0, None], [0, 1])]
     events = [
@@ -229,7 +229,7 @@ def test_pairs_of_key_and_value_are_taken_apart_in_every_format(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["info", "fail"])
 @pytest.mark.parametrize("answer", [":timed-out", "nil", "[:y 3]", '[:timed-out "no answer"]'])
-def test_pairs_are_recognised_whatever_stands_behind_what_did_not_succeed(
+def test_pairs_are_recognised_whatever_value_an_unsuccessful_completion_has(
     tmp_path: Path, kind: str, answer: str
 ) -> None:
     text = (
@@ -241,7 +241,7 @@ def test_pairs_are_recognised_whatever_stands_behind_what_did_not_succeed(
 
 
 @given(st.data())
-def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) -> None:
+def test_the_fast_path_for_edn_lines_agrees_with_the_parser(data: st.DataObject) -> None:
     lines = []
     for index in range(data.draw(st.integers(1, 12))):
         pairs = [(":index", str(index)), (":time", data.draw(st.sampled_from(["5", "123456789", "nil"])))]
@@ -260,8 +260,8 @@ def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) 
         assert getattr(whole, name) == getattr(plainly, name)
 
 
-def test_different_values_stay_different() -> None:
-    """Code points, what is no number, and symbols that Python would take for numbers."""
+def test_edn_values_that_look_alike_stay_different() -> None:
+    """Code points, NaN, and symbols that Python would take for numbers."""
     text = r'["\u0041u0041" "A" \u0041 \u [##NaN 1] [1] ##Inf ##-Inf 1_0 10]'
     assert parse_edn(text) == [["Au0041", "A", "A", "u", ["##NaN", 1], [1], math.inf, -math.inf, "1_0", 10]]
 
@@ -276,7 +276,7 @@ def _edn_history(*steps: str) -> History:
     return read_edn_text("\n".join(lines), FileEvents("decimals.edn"))
 
 
-def test_edn_decimals_that_are_one_float_stay_apart() -> None:
+def test_edn_decimals_that_are_equal_as_floats_stay_different() -> None:
     of_money = [":write 10000000000000000.1M 10000000000000000.1M", ":write 10000000000000000.2M 10000000000000000.2M"]
     stale = _edn_history(*of_money, ":read nil 10000000000000000.1M")
     assert check(stale, Register()).valid is False
@@ -301,7 +301,7 @@ def test_sums_of_edn_decimals_are_exact() -> None:
     assert check_bank(_edn_history(":read nil {:a,1e17M}", ":read nil {:a,1e17M,:b,0.1M}")).valid is False
 
 
-def test_edn_decimals_are_times_and_delays_as_floats_are(tmp_path: Path) -> None:
+def test_edn_decimals_are_accepted_as_times_and_delays(tmp_path: Path) -> None:
     def timed(*steps: str) -> History:
         """Operations, each as ``:f asked answered began ended``."""
         lines = []
@@ -321,13 +321,13 @@ def test_edn_decimals_are_times_and_delays_as_floats_are(tmp_path: Path) -> None
     assert check_delay(late).stats["counts"]["late"] == 1
 
 
-def test_edn_decimals_are_numbers_in_json_where_a_float_is_the_same() -> None:
+def test_an_edn_decimal_is_a_json_number_only_if_a_float_is_equal() -> None:
     assert plain([ExactDecimal("0.5"), ExactDecimal("0.1")]) == [0.5, "0.1"]
     assert key_text(ExactDecimal("0.5")) == key_text(0.5)
 
 
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=30), max_size=5))
-def test_sums_of_edn_decimals_are_those_of_fractions(numbers: list[Decimal]) -> None:
+def test_sums_of_edn_decimals_equal_sums_of_fractions(numbers: list[Decimal]) -> None:
     read = parse_edn(" ".join(f"{each}M" for each in numbers))
     for found in (sum(read), -sum(-each for each in read), pickle.loads(pickle.dumps(sum(read)))):
         assert Fraction(found) == sum(map(Fraction, numbers))
@@ -347,7 +347,7 @@ KEYS = st.recursive(
 @example([2.0], [2])
 @example(1, "1")
 @given(KEYS, KEYS)
-def test_keys_have_one_text_if_and_only_if_they_are_one_key(one: object, other: object) -> None:
+def test_two_keys_have_one_text_if_and_only_if_they_are_equal(one: object, other: object) -> None:
     """Spark groups by the text, the checkers by what `exact` makes: 1 and 1.0 are one key, "1" and true are others."""
     texts = [key_text(one), key_text(other)]
     assert (texts[0] == texts[1]) == (exact(one) == exact(other))

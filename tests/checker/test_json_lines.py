@@ -1,4 +1,4 @@
-"""The one reader of JSON lines: whatever pieces they come in, each line is an object, damaged, or blank."""
+"""The reader of JSON lines: however its input is split, each line is an object, damaged, or blank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLANK = st.sampled_from([b"", b" \r"])
 
 
 def contents(data: bytes, *pieces: int) -> tuple[list[tuple[int, object]], list[int]]:
-    """(line, object) of all objects and the damaged lines, of data that comes in pieces."""
+    """(line, object) of all objects, and the damaged lines, of data that is fed in pieces."""
     lines = JsonLines()
     edges = [0, *sorted(piece % (len(data) + 1) for piece in pieces), len(data)]
     batches = [lines.feed(data[begin:end]) for begin, end in itertools.pairwise(edges)]
@@ -32,7 +32,7 @@ def contents(data: bytes, *pieces: int) -> tuple[list[tuple[int, object]], list[
 
 @given(st.lists(WHOLE | DAMAGED | BLANK, max_size=8), st.booleans(), st.lists(st.integers(0, 10_000), max_size=6))
 @example([LINES[0], LINES[1]], True, [3, len(LINES[0]), len(LINES[0]) + 1])
-def test_every_line_is_accounted_for_in_whatever_pieces_it_comes(
+def test_every_line_is_accounted_for_however_the_input_is_split(
     lines: list[bytes], has_end: bool, pieces: list[int]
 ) -> None:
     data = b"\n".join(lines) + (b"\n" if has_end else b"")
@@ -42,7 +42,7 @@ def test_every_line_is_accounted_for_in_whatever_pieces_it_comes(
     assert contents(data, *pieces) == (expected, damaged)
 
 
-def test_lines_that_became_one_are_found_in_a_batch_that_parses() -> None:
+def test_two_merged_lines_are_found_in_a_batch_that_parses() -> None:
     merged = b"\n".join([LINES[0], LINES[1][:-1] + b"," + LINES[2][1:], LINES[3], b""])
     assert json.loads(b"[" + merged.strip().replace(b"\n", b",") + b"]")
     assert contents(merged) == ([(1, EVENTS[0]), (3, EVENTS[3])], [2])
@@ -60,7 +60,7 @@ def test_lines_that_became_one_are_found_in_a_batch_that_parses() -> None:
         '{"index":1,"process":0,"type":"ok","f":"write","value\\\\":1,"value\\\\":2,"x":"\\":"}',
     ],
 )
-def test_a_name_that_stands_twice_is_found_where_no_event_is_missing(doubled: str) -> None:
+def test_a_line_with_a_duplicate_name_is_damaged(doubled: str) -> None:
     before = '{"index":0,"process":0,"type":"invoke","f":"write","value":1}'
     after = '{"index":2,"process":0,"type":"invoke","f":"write","value":2}'
     data = f"{before}\n{doubled}\n{after}\n".encode()
@@ -72,12 +72,12 @@ NAMES = st.text('a":\\ \t')
 
 
 @given(st.recursive(st.none() | NAMES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner)))
-def test_whatever_has_each_name_once_is_read_all_at_once_or_line_by_line(value: object) -> None:
+def test_a_line_without_duplicate_names_is_never_damaged(value: object) -> None:
     line = json.dumps({"index": 0, "value": value}, separators=(",", ":"))
     assert contents(f"{line}\n{line}\n".encode()) == ([(1, json.loads(line)), (2, json.loads(line))], [])
 
 
-def test_what_comes_before_the_first_damage_is_handed_on_and_nothing_behind_it() -> None:
+def test_the_events_before_the_first_damaged_line_are_yielded_and_none_after_it() -> None:
     batch = JsonLines().feed(b"\n".join([LINES[0], b"{", LINES[1], b""]))
     seen = []
     with pytest.raises(DamagedLine) as caught:
@@ -87,7 +87,7 @@ def test_what_comes_before_the_first_damage_is_handed_on_and_nothing_behind_it()
     assert (caught.value.number, caught.value.is_cut) == (2, False)
 
 
-def test_only_a_last_line_without_its_end_is_cut() -> None:
+def test_only_a_last_line_without_a_newline_is_cut_short() -> None:
     lines = JsonLines()
     assert lines.feed(LINES[0][:9]).damaged == ()
     [cut] = lines.finish().damaged
@@ -96,7 +96,7 @@ def test_only_a_last_line_without_its_end_is_cut() -> None:
     assert not whole.is_cut
 
 
-def test_a_line_without_an_end_is_given_up_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_longer_than_the_limit_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "CHUNK_BYTES", 100)
     batches = list(read_batches(io.BytesIO(LINES[0] + b"\n" + b"x" * 5_000), max_line_bytes=1_000))
     [damaged] = [line for batch in batches for line in batch.damaged]

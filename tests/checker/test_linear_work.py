@@ -1,4 +1,4 @@
-"""Checkers that claim to need little more time than reading: twice the history takes about twice the steps."""
+"""Checkers that need little more time than reading: twice the history takes about twice the steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from checker.tally import MAX_EXAMPLES
 from checker.words import named_row
 
 Operations = list[tuple[Any, ...]]
-#: Of the larger history; a checker that grows with the square takes four times the steps of half of it.
+#: Of the larger history; a quadratic checker takes four times the steps of half of it.
 OPERATIONS = 400
 
 
 def _steps(checker: Callable[..., Result], history: Any) -> int:
-    """How many lines of the checker's own module are executed, each turn of a loop anew."""
+    """How many lines of the checker's own module are executed, counted again on every turn of a loop."""
     source, steps = checker.__code__.co_filename, 0
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -36,13 +36,13 @@ def _steps(checker: Callable[..., Result], history: Any) -> int:
 
 
 def _lost_elements(count: int) -> Operations:
-    """Of a set that forgets everything: many elements, and many reads of none."""
+    """Many elements added to a set that loses all of them, and many empty reads."""
     added: Operations = [(0, "add", value, value) for value in range(count)]
     return [*added, *[(0, "read", None, [])] * count]
 
 
 def _one_value_again(count: int) -> Operations:
-    """Of a log to which one value is appended again and again."""
+    """One value appended to a log again and again, and a read."""
     appended: Operations = [(0, "append", "beat", [offset, "beat"]) for offset in range(count)]
     return [*appended, (0, "read", {"offset": 0}, {"offset": 0, "messages": ["beat"] * count, "tail": count})]
 
@@ -50,15 +50,15 @@ def _one_value_again(count: int) -> Operations:
 @pytest.mark.parametrize(
     ("checker", "made"), [(check_set_full, _lost_elements), (check_log, _one_value_again)], ids=["set-full", "log"]
 )
-def test_the_work_grows_with_the_history(
+def test_the_work_grows_linearly_with_the_history(
     done, checker: Callable[..., Result], made: Callable[[int], Operations]
 ) -> None:
     half, whole = (_steps(checker, done(*made(count))) for count in (OPERATIONS // 2, OPERATIONS))
     assert 0 < whole < 3 * half
 
 
-def test_the_words_of_a_large_read_are_made_for_examples_only(done, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that loses every other element: each is lacked by a read of half of them, all of which its words take."""
+def test_lost_elements_are_described_for_examples_only(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each description names a read of half of the elements, with all of them."""
     described: list[int] = []
 
     def describe(history: Any, row: int) -> str:

@@ -24,13 +24,13 @@ def append(process: int, offset: int, value: int) -> tuple:
 FINE = [append(0, 0, 10), append(1, 1, 11), read(2, 0, [10, 11], 2)]
 
 
-def test_a_fine_log(done) -> None:
+def test_a_correct_log_is_valid(done) -> None:
     result = check_log(done(*FINE))
     assert result.verdict is Verdict.VALID
     assert (result.stats["acknowledged"], result.stats["observed"], result.stats["unread"]) == (2, 2, 0)
 
 
-HARM = {
+ANOMALIES = {
     "lost": [append(0, 0, 10), append(1, 1, 11), read(2, 0, [10], 1)],
     "divergent": [*FINE, append(0, 2, 12), read(2, 2, [13], 3), read(3, 2, [12], 3)],
     "duplicated": [append(0, 0, 10), read(2, 0, [10, 10], 2)],
@@ -41,14 +41,14 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize("kind", HARM)
-def test_each_kind_is_counted_and_shown(done, kind: str) -> None:
-    result = check_log(done(*HARM[kind]))
+@pytest.mark.parametrize("kind", ANOMALIES)
+def test_each_kind_of_anomaly_is_counted_and_shown(done, kind: str) -> None:
+    result = check_log(done(*ANOMALIES[kind]))
     assert result.verdict is Verdict.INVALID
     assert result.stats["counts"][kind] >= 1
     assert result.stats["examples"][kind][0]["text"]
     assert result.witness is not None and result.witness.operations
-    assert check(done(*HARM[kind]), Log()).verdict is (Verdict.VALID if kind == "gap" else Verdict.INVALID)
+    assert check(done(*ANOMALIES[kind]), Log()).verdict is (Verdict.VALID if kind == "gap" else Verdict.INVALID)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_each_kind_is_counted_and_shown(done, kind: str) -> None:
     [append(0, -1, 12), read(2, -3, [10, 11], 2), read(2, -1, [99, 10, 11], 2), (2, "tail", None, -1)],
     ids=["append", "read", "read that goes on", "tail"],
 )
-def test_a_place_before_the_first_is_a_phantom(done, wrong: tuple) -> None:
+def test_an_offset_below_zero_is_a_phantom(done, wrong: tuple) -> None:
     history = done(*FINE, wrong, read(3, 0, [10, 11], 2))
     result = check_log(history)
     assert result.verdict is Verdict.INVALID and result.stats["counts"]["phantom"] >= 1
@@ -64,7 +64,7 @@ def test_a_place_before_the_first_is_a_phantom(done, wrong: tuple) -> None:
     assert check(history, Log()).verdict is Verdict.INVALID
 
 
-def test_a_failed_append_that_shows_up_is_a_phantom(events) -> None:
+def test_a_failed_append_that_is_read_is_a_phantom(events) -> None:
     history = events(
         (0, "invoke", "append", 1),
         (0, "fail", "append", 1),
@@ -74,7 +74,7 @@ def test_a_failed_append_that_shows_up_is_a_phantom(events) -> None:
     assert check_log(history).stats["counts"]["phantom"] == 1
 
 
-def test_an_append_of_unknown_outcome_may_be_there_or_not(events) -> None:
+def test_an_append_of_unknown_outcome_may_be_read_or_absent(events) -> None:
     begin = [(0, "invoke", "append", 1), (0, "info", "append", None), (1, "invoke", "read", {"offset": 0, "max": 5})]
     there = events(*begin, (1, "ok", "read", {"offset": 0, "messages": [1], "tail": 1}))
     absent = events(*begin, (1, "ok", "read", {"offset": 0, "messages": [], "tail": 0}))
@@ -82,7 +82,7 @@ def test_an_append_of_unknown_outcome_may_be_there_or_not(events) -> None:
     assert check_log(there).verdict is check_log(absent).verdict is Verdict.VALID
 
 
-#: Events of one queue, and how many acknowledged messages nobody looked for.
+#: Events of one queue, and how many of its acknowledged messages no read covers.
 UNLOOKED = {
     "nothing but appends": ([("ok", append(0, 0, 1))], 1),
     "last read before the appends": (
@@ -102,7 +102,7 @@ UNLOOKED = {
 
 
 @pytest.mark.parametrize("case", UNLOOKED)
-def test_a_message_that_nobody_looked_for_leaves_it_open_whatever_other_queues_show(events, case: str) -> None:
+def test_an_acknowledged_message_not_covered_by_any_read_makes_the_verdict_unknown(events, case: str) -> None:
     operations, unlooked = UNLOOKED[case]
     rows = []
     for kind, (process, f, value, result) in operations:
@@ -120,7 +120,7 @@ def test_a_message_that_nobody_looked_for_leaves_it_open_whatever_other_queues_s
     assert check_log(events(*rows, *other, *looked)).verdict is Verdict.VALID
 
 
-def test_a_message_that_a_tail_counts_was_looked_for(events) -> None:
+def test_a_tail_that_counts_a_message_covers_it(events) -> None:
     history = events(
         (0, "invoke", "append", 1),
         (1, "invoke", "tail", None),
@@ -135,7 +135,7 @@ def test_a_message_that_a_tail_counts_was_looked_for(events) -> None:
     assert (result.stats["unread"], result.stats["unlooked"]) == (1, 0)
 
 
-def test_queues_are_told_apart_by_key(events) -> None:
+def test_each_key_is_a_queue_of_its_own(events) -> None:
     rows = []
     for key in (0, 1):
         rows += [(key, "invoke", "append", key, key), (key, "ok", "append", [0, key], key)]
@@ -146,7 +146,7 @@ def test_queues_are_told_apart_by_key(events) -> None:
     assert result.witness is not None and result.witness.key == 0
 
 
-def test_large_logs_are_fine() -> None:
+def test_a_large_correct_log_is_valid() -> None:
     history = large_history("log", 3000, 5, seed=3)
     assert check(history, Log()).verdict is Verdict.VALID
     assert check_log(history).stats["unlooked"] > 0, "it ends without a read"
@@ -158,30 +158,30 @@ def test_large_logs_are_fine() -> None:
 
 
 @pytest.mark.parametrize("kind", ["divergent", "duplicated", "phantom", "reordered", "stale"])
-def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
+def test_the_online_log_reports_an_anomaly_while_it_is_fed(done, kind: str) -> None:
     online = OnlineLog()
-    found = [problem for event in done(*HARM[kind]) if (problem := online.feed(event))]
+    found = [problem for event in done(*ANOMALIES[kind]) if (problem := online.feed(event))]
     assert found and "process" in found[0]
 
 
-def test_online_log_is_silent_on_a_fine_one(done) -> None:
+def test_the_online_log_reports_nothing_on_a_correct_log(done) -> None:
     online = OnlineLog()
     assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))
 
 
 class Counted(list):
-    """A column that counts how often one of its rows is asked for."""
+    """A column that counts how often its rows are accessed."""
 
     def __init__(self, rows: list[Any]) -> None:
         super().__init__(rows)
-        self.asked = 0
+        self.accesses = 0
 
     def __getitem__(self, row: Any) -> Any:
-        self.asked += 1
+        self.accesses += 1
         return super().__getitem__(row)
 
 
-def test_what_was_replaced_is_found_in_one_pass_over_the_reads(done) -> None:
+def test_a_replaced_message_is_found_in_one_pass_over_the_reads(done) -> None:
     unseen = [append(0, offset, offset) for offset in range(300)]
     reads = [read(1, 0, [0], 300), read(1, 299, [-1], 300), *[read(1, 0, [0], 300)] * 300]
     history = History.of(done(*unseen, *reads))
@@ -189,11 +189,11 @@ def test_what_was_replaced_is_found_in_one_pass_over_the_reads(done) -> None:
     result = check_log(history)
     assert (result.stats["counts"]["divergent"], result.stats["counts"]["lost"], result.stats["unread"]) == (1, 1, 298)
     assert result.witness is not None and [operation.f for operation in result.witness.operations] == ["append", "read"]
-    assert history.invoked.asked + history.returned.asked < 20 * len(history)
+    assert history.invoked.accesses + history.returned.accesses < 20 * len(history)
 
 
 @pytest.mark.parametrize("offset", [2_000_000, 1 << 60])
-def test_the_number_in_an_offset_takes_no_memory(done, offset: int) -> None:
+def test_a_huge_offset_takes_no_memory(done, offset: int) -> None:
     history = done(append(0, offset, 1), (0, "tail", None, offset + 2), read(1, offset, [1, 2], offset + 2))
     tracemalloc.start()
     try:
@@ -207,7 +207,7 @@ def test_the_number_in_an_offset_takes_no_memory(done, offset: int) -> None:
     assert peak_bytes < 1 << 20
 
 
-def test_what_lies_far_in_a_log_is_compared_too(done) -> None:
+def test_messages_at_huge_offsets_are_compared(done) -> None:
     far = 1 << 60
     history = done(
         append(0, far, 1), append(0, far + 1, 2), read(1, far, [1, 3], far + 2), read(2, far + 1, [1], far + 2)
@@ -218,7 +218,7 @@ def test_what_lies_far_in_a_log_is_compared_too(done) -> None:
         check_log(done((0, "append", 1, [1e300, 1]), (0, "append", 2, [1e9 + 0.5, 2])))
 
 
-def test_offsets_like_3_0_messages_that_are_maps_and_answers_without_a_place_are_read() -> None:
+def test_float_offsets_map_messages_and_appends_without_an_offset_are_accepted() -> None:
     def events(read: list[Any]) -> list[dict[str, Any]]:
         said = [
             ("append", {"a": [1]}, [0.0, {"a": [1]}]),
@@ -243,8 +243,8 @@ def whole(process: int, messages: list[Any]) -> tuple:
 WITHOUT_OFFSET = (1, "append", 11, [None, 11])
 
 
-def test_what_a_read_without_an_end_has_shown_may_not_vanish(events) -> None:
-    """Whoever is answered with as many messages as asked for may not be told where the log ends."""
+def test_a_message_shown_by_a_read_without_a_tail_may_not_vanish(events) -> None:
+    """A read that is answered with as many messages as it asked for may have no tail."""
     shown = [
         (0, "invoke", "append", 11),
         (0, "info", "append", 11),
@@ -255,19 +255,19 @@ def test_what_a_read_without_an_end_has_shown_may_not_vanish(events) -> None:
     last = [(2, "invoke", "read", {"offset": 0}), (2, "ok", "read", {"offset": 0, "messages": [10], "tail": 1})]
     result = check_log(events(*first, *shown, *last))
     assert result.verdict is Verdict.INVALID and result.stats["counts"]["stale"] == 1
-    # At the same time as the last read it may have been shown after it.
+    # A read concurrent with the last one may have taken effect after it.
     beside = check_log(events(*first, *shown[:3], *last, shown[3]))
     assert beside.verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize("answer", [[None, 11], None])
-def test_an_append_without_an_offset_is_lost_where_every_place_holds_another(done, answer: Any) -> None:
+def test_an_append_without_an_offset_is_lost_if_every_offset_holds_another_message(done, answer: Any) -> None:
     mute = (1, "append", 11, answer)
     lost = check_log(done(append(0, 0, 10), mute, whole(2, [10])))
     assert lost.verdict is Verdict.INVALID and lost.stats["counts"]["lost"] == 1
     assert "11 was acknowledged without an offset to" in lost.reason
     assert check_log(done(mute, read(2, 0, [], 0))).verdict is Verdict.INVALID
-    # Shown, or perhaps at the place that nobody has read, or acknowledged when everybody had read.
+    # Shown; perhaps at the offset that was not read; acknowledged after the last read.
     assert check_log(done(append(0, 0, 10), mute, whole(2, [10, 11]))).verdict is Verdict.VALID
     unread = check_log(done(append(0, 0, 10), mute, read(2, 0, [10], 2)))
     assert unread.verdict is not Verdict.INVALID and unread.stats["unread"] == 1
@@ -275,7 +275,7 @@ def test_an_append_without_an_offset_is_lost_where_every_place_holds_another(don
     assert check(done(append(0, 0, 10), mute, whole(2, [10])), Log()).verdict is Verdict.INVALID
 
 
-def test_a_value_may_be_at_as_many_places_as_appends_of_it_can_have_put_it(events) -> None:
+def test_a_value_may_be_read_once_for_each_append_that_may_have_taken_effect(events) -> None:
     def tried(process: int, *outcomes: tuple[str, Any]) -> list[tuple]:
         asked = (process, "invoke", "append", 1)
         return [line for kind, value in outcomes for line in (asked, (process, kind, "append", value))]
@@ -306,7 +306,7 @@ def test_a_value_may_be_at_as_many_places_as_appends_of_it_can_have_put_it(event
     assert check_log(events(*recovered)).stats["recovered"] == 1
 
 
-def test_a_message_that_is_a_map_is_no_list_of_pairs(done) -> None:
+def test_a_message_that_is_a_map_differs_from_the_list_of_its_pairs(done) -> None:
     held, pairs = {"a": 1}, [["a", 1]]
     other = check_log(done((0, "append", held, [0, held]), whole(1, [pairs])))
     assert other.verdict is Verdict.INVALID and other.stats["counts"]["lost"] == 1
@@ -316,14 +316,14 @@ def test_a_message_that_is_a_map_is_no_list_of_pairs(done) -> None:
     assert check_log(both).verdict is Verdict.VALID
 
 
-def test_what_is_foretold_of_the_memory_refuses_no_history(done) -> None:
-    """So many operations may take 48 MiB, and take 10 to 15."""
+def test_an_estimate_above_the_memory_limit_does_not_end_a_check(done) -> None:
+    """These operations are estimated to take 48 MiB, and take 10 to 15."""
     appends = [append(0, offset, offset) for offset in range(100_000)]
     result = check_log(done(*appends, (0, "tail", None, len(appends))), memory_mb=40)
     assert result.verdict is Verdict.VALID, result.reason
 
 
-def test_a_queue_that_reaches_a_limit_leaves_nothing_half_done(done, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_reaches_a_limit_adds_no_counts(done, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = log._Queue.check
 
     def ends_at_its_limit(queue: Any) -> Any:

@@ -46,7 +46,7 @@ def write(path: Path, rows: list[tuple[str, str, object]], keys: int = 0) -> str
         (["fine", "fine"], 0),
     ],
 )
-def test_a_bad_file_costs_no_other_its_verdict(
+def test_a_bad_file_does_not_affect_the_verdicts_of_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], status: int, jobs: str
 ) -> None:
     files = {
@@ -79,14 +79,14 @@ def test_a_page_that_cannot_be_written_hides_no_violation(
 
 
 def _deep_and_wrong(path: Path) -> str:
-    """A register that is read as a value nested 700 levels deep, which nobody has written."""
+    """A read of a value nested 700 levels deep, which was never written."""
     value: object = 1
     for _ in range(700):
         value = [value]
     return write(path, [*WRONG[:3], ("ok", "read", value)])
 
 
-def test_a_violation_of_deep_values_is_printed_in_every_form(
+def test_a_violation_of_deeply_nested_values_is_printed_as_text_json_and_html(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deep, fine = _deep_and_wrong(tmp_path / "deep.jsonl"), write(tmp_path / "fine.jsonl", FINE)
@@ -98,10 +98,10 @@ def test_a_violation_of_deep_values_is_printed_in_every_form(
     assert row["witness"]["operations"][0]["result"].startswith("[[[[") and "<svg" in page.read_text()
     assert main([deep, fine, "--model", "register", "--jobs", "2"]) == 1
     assert f"{deep}: invalid: " in capsys.readouterr().out
-    assert sys.getrecursionlimit() < module._DEPTH_OF_RESULTS  # as it was
+    assert sys.getrecursionlimit() < module._DEPTH_OF_RESULTS  # restored
 
 
-def test_a_violation_whose_witness_cannot_be_printed_stays_one(
+def test_a_violation_whose_witness_cannot_be_printed_stays_invalid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How deep is too deep depends on the version of Python."""
@@ -118,7 +118,7 @@ def test_a_violation_whose_witness_cannot_be_printed_stays_one(
     assert (row["exit_status"], row["valid"], row["error"]) == (1, False, told.err.strip())
 
 
-def test_undecided_files_count_more_than_valid_and_less_than_bad_ones(tmp_path: Path) -> None:
+def test_the_exit_status_of_an_undecided_file_ranks_between_valid_and_bad(tmp_path: Path) -> None:
     fine, bad = write(tmp_path / "fine.jsonl", FINE), write(tmp_path / "bad.jsonl", FINE[1:])
     hard = large_history("cas-register", 3_000, 40, seed=1, crash=0.2)
     path = tmp_path / "hard.jsonl"
@@ -136,8 +136,8 @@ def test_undecided_files_count_more_than_valid_and_less_than_bad_ones(tmp_path: 
     assert main([bad, str(path), *options]) == 254
 
 
-def test_reading_ends_at_the_limit_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every format stops there and says how far it got, and the command's verdict is unknown."""
+def test_reading_stops_at_the_memory_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says how far it got, and the command's verdict is unknown."""
     rows = [
         {"index": 2 * at + later, "process": at, "type": ("invoke", "ok")[later], "f": "write", "value": f"{at:0200}"}
         for at in range(150_000)
@@ -154,7 +154,7 @@ def test_reading_ends_at_the_limit_of_memory(tmp_path: Path, capsys: pytest.Capt
         told = json.loads(capsys.readouterr().out)
         assert told["valid"] == "unknown" and "the memory limit of 20 MiB was reached" in told["reason"]
     assert len(read_jsonl(jsonl)) == 150_000
-    # On one line, as a program prints a vector, all of it is one text to be taken apart.
+    # A vector on one line, as a program prints it, is parsed as one text.
     one_line = tmp_path / "one_line.edn"
     one_line.write_text(f"[{edn.read_text().replace(chr(10), ' ')}]")
     with pytest.raises(MemoryLimitError, match="at line 1, with 0 operations"):
@@ -162,14 +162,14 @@ def test_reading_ends_at_the_limit_of_memory(tmp_path: Path, capsys: pytest.Capt
 
 
 @INTERRUPTED
-def test_memory_is_judged_by_what_is_gained() -> None:
-    """The general search is expected to take 71 MiB of this history, and takes half of the 55 that it is given here."""
+def test_the_memory_limit_applies_to_measured_and_not_estimated_memory() -> None:
+    """The general search is estimated at 71 MiB for this history, and takes half of the 55 allowed here."""
     history = large_history("cas-register", 60_000, 5)
     assert check(history, "cas-register", explained=False, memory_mb=55).verdict is Verdict.VALID
 
 
 @INTERRUPTED
-def test_work_that_is_watched_ends_at_the_limit() -> None:
+def test_watched_work_stops_at_the_memory_limit() -> None:
     held: list[bytes] = []
     budget = Budget(memory_mb=30)
     with pytest.raises(LimitReached, match="the memory limit of 30 MiB"), budget.watched(1 << 40):
@@ -177,11 +177,11 @@ def test_work_that_is_watched_ends_at_the_limit() -> None:
             held.append(bytes(bytearray(b"x" * 10_000)))
     assert sum(map(len, held)) < 1 << 30
     with budget.watched(1):
-        assert budget.exhausted() is not None  # nobody looks where little is expected
+        assert budget.exhausted() is not None  # work with a small estimate is not watched
 
 
 @INTERRUPTED
-def test_what_ends_in_time_is_not_ended_by_its_watch() -> None:
+def test_a_watch_does_not_interrupt_work_that_ends_in_time() -> None:
     budget = Budget(memory_mb=1, timeout_s=600)
     ended = 0
     for _ in range(50):
@@ -191,7 +191,7 @@ def test_what_ends_in_time_is_not_ended_by_its_watch() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_first_ends_at_the_first_invalid_key(tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int) -> None:
+def test_first_stops_at_the_first_invalid_key(tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int) -> None:
     path = write(tmp_path / "keys.jsonl", WRONG, keys=30)
     history = read(path)
     every = check(history, "register")
@@ -203,7 +203,7 @@ def test_first_ends_at_the_first_invalid_key(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["stats"]["invalid_keys"] == 1
 
 
-def test_first_ends_a_search_too(tmp_path: Path) -> None:
+def test_first_stops_the_general_search_at_the_first_invalid_key(tmp_path: Path) -> None:
     rows = [("invoke", "append", "a"), ("ok", "append", "a"), ("invoke", "get", None), ("ok", "get", "b")]
     history = read(write(tmp_path / "keys.jsonl", rows, keys=20))  # type: ignore[arg-type]
     assert check(history, KeyValue()).stats["invalid_keys"] == 20
@@ -220,7 +220,7 @@ def test_first_changes_no_verdict_of_a_valid_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "said"), [(["--timeout", "0.1"], "time limit of 0.1 s"), (["--memory", "16"], "memory limit of 16 MiB")]
 )
-def test_checkers_that_know_of_no_limits_are_ended_at_the_command_s(
+def test_checkers_without_limits_of_their_own_stop_at_the_limits_of_the_command(
     limit: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def endless(history: Any, *, total: int | None = None) -> Result:
@@ -240,12 +240,12 @@ def test_checkers_that_know_of_no_limits_are_ended_at_the_command_s(
 
 @INTERRUPTED
 @pytest.mark.parametrize("has_told", [True, False], ids=["as the work ends", "at its end"])
-def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: bool) -> None:
-    """It is raised in another thread, and arrives at any instruction: also while the watch is ended."""
+def test_a_limit_reached_as_the_work_ends_is_raised_with_its_reason(has_told: bool) -> None:
+    """Another thread raises it, at any instruction, also while the watch is being ended."""
     reason = "the time limit of 3 s was reached"
 
     class Lock:
-        """At which the error arrives."""
+        """A lock in which the error arrives."""
 
         arrived = False
 
@@ -269,28 +269,28 @@ def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: 
 
 
 @INTERRUPTED
-def test_a_limit_that_is_lost_in_the_work_is_raised_again() -> None:
-    """Python passes over what is raised in a callback of gc, or in __del__."""
+def test_a_limit_whose_error_is_swallowed_is_raised_again() -> None:
+    """Python ignores what is raised in a callback of gc, or in __del__."""
 
-    def goes_on(until_s: float) -> None:
+    def run_until(until_s: float) -> None:
         while time.monotonic() < until_s:
             pass
-        raise AssertionError("nobody has ended it")
+        raise AssertionError("the limit did not interrupt it")
 
     with pytest.raises(LimitReached, match=r"the time limit of 0\.01 s"), Budget(timeout_s=0.01).watched_anyway():
         with contextlib.suppress(LimitReached):
-            goes_on(time.monotonic() + 30)
-        goes_on(time.monotonic() + 30)
+            run_until(time.monotonic() + 30)
+        run_until(time.monotonic() + 30)
 
 
 @INTERRUPTED
-def test_a_watch_is_over_with_its_work_and_none_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_ends_with_its_work_and_work_goes_on_if_none_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def watches() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "budget watch"]
 
     with Budget(timeout_s=10.0).watched_anyway():
         assert len(watches()) == 1
-    assert not watches(), "whoever forks now leaves none behind"
+    assert not watches(), "a fork must leave no thread behind"
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

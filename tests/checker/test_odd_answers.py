@@ -1,4 +1,4 @@
-"""Answers that are slightly wrong, and values that look like others: what no real object and few tests produce."""
+"""Answers that are slightly wrong, and values that look alike, as no real object and few tests produce them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def odd_history(name: str, rng: random.Random) -> History:
 
 
 @pytest.mark.parametrize("name", SAMPLED_MODELS)
-def test_engines_agree_with_brute_force_on_odd_answers(name: str) -> None:
+def test_engines_agree_with_brute_force_on_slightly_wrong_answers(name: str) -> None:
     rng = random.Random(5)
     model = SAMPLED_MODELS[name][0]
     verdicts = set()
@@ -86,8 +86,8 @@ def sent(value: int, begun: int, queue: int = 0, offset: int = 0, *, crashed: bo
 
 
 @pytest.mark.parametrize(("crashed", "begun", "truth"), [(1, 0, False), (2, 0, True), (2, 50, False)])
-def test_a_send_of_unknown_outcome_fills_one_place_in_one_queue(crashed: int, begun: int, truth: bool) -> None:
-    """Both queues miss their first message; `begun` is when the last crashed send was."""
+def test_a_send_of_unknown_outcome_fills_one_offset_of_one_queue(crashed: int, begun: int, truth: bool) -> None:
+    """Both queues miss their first message; `begun` is when the last crashed send was invoked."""
     history = History.from_operations(
         [
             *(sent(number, begun if number == crashed else 0, crashed=True) for number in range(1, crashed + 1)),
@@ -101,7 +101,7 @@ def test_a_send_of_unknown_outcome_fills_one_place_in_one_queue(crashed: int, be
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_topics_whose_places_nobody_saw(seed: int) -> None:
+def test_topics_with_unread_offsets_agree_with_brute_force(seed: int) -> None:
     rng = random.Random(seed)
     model = Topic(queues=2)
     verdicts = []
@@ -125,8 +125,8 @@ def test_topics_whose_places_nobody_saw(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_topics_of_which_reads_tell_no_end(seed: int) -> None:
-    """A read that is answered with as many messages as asked for may say null of where the queue ends, or nothing."""
+def test_topics_with_reads_without_a_tail_agree_with_brute_force(seed: int) -> None:
+    """A read that is answered with as many messages as it asked for may have a null tail, or none."""
     rng = random.Random(seed)
     model = Topic(queues=2)
     verdicts = []
@@ -161,7 +161,7 @@ def test_topics_of_which_reads_tell_no_end(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_values_of_all_kinds_come_out_as_they_went_in(name: str) -> None:
+def test_containers_of_mixed_values_agree_with_brute_force(name: str) -> None:
     rng = random.Random(7)
     model = SAMPLED_MODELS[name][0]
     values = [-1, 0, -7, "", "a", (1, 2), 3.5, 1 << 70, [1], {"a": 1}]
@@ -179,8 +179,8 @@ FLOATS = [0.1, 0.2, -0.3, 0.7, 1e300, -1e300, 1]
 
 
 @pytest.mark.parametrize("model", [Counter(), Counter(initial=0.7), FetchAndAdd(), FetchAndAdd(initial=1e300)])
-def test_sums_of_floats_depend_on_their_order(model: Any) -> None:
-    """The sum of those before is not the sum of the positive and the negative ones, and may stay as it is."""
+def test_counters_of_floats_agree_with_brute_force(model: Any) -> None:
+    """Their sum depends on the order of the additions, and a small amount may leave it as it is."""
     rng = random.Random(7)
     verdicts = set()
     for _ in range(100):
@@ -200,8 +200,8 @@ def test_sums_of_floats_depend_on_their_order(model: Any) -> None:
     assert verdicts == {True, False}
 
 
-def test_a_counter_of_floats_is_no_sum_of_bounds() -> None:
-    """What is added and what is taken away, summed apart, round otherwise than the counter did."""
+def test_a_counter_of_floats_is_summed_in_the_order_of_its_additions() -> None:
+    """Positive and negative amounts, summed apart, round differently than the counter did."""
     steps = [("add", 0.1), ("add", -0.3), ("add", 0.2), ("read", None)]
     history = History.from_operations(
         Operation(process=0, f=f, value=value, result=0.1 - 0.3 + 0.2, invoked=2 * at, returned=2 * at + 1)
@@ -212,7 +212,7 @@ def test_a_counter_of_floats_is_no_sum_of_bounds() -> None:
 
 
 @pytest.mark.parametrize(("off", "valid"), [(0.0, True), (1e-9, False), (-1e-9, False)])
-def test_bounds_of_a_counter_of_floats_leave_room_for_rounding_and_no_more(off: float, valid: bool) -> None:
+def test_counter_bounds_of_floats_allow_for_rounding_and_no_more(off: float, valid: bool) -> None:
     steps = [("add", 0.1), ("add", -0.3), ("increment", None), ("add", 0.2), ("read", None)]
     history = History.from_operations(
         Operation(process=0, f=f, value=value, result=0.1 - 0.3 + 1 + 0.2 + off, invoked=2 * at, returned=2 * at + 1)
@@ -225,8 +225,8 @@ def test_bounds_of_a_counter_of_floats_leave_room_for_rounding_and_no_more(off: 
 
 @pytest.mark.parametrize("answer", ["1", "", {"1": 2}, 1])
 @pytest.mark.parametrize("of", [Set(), GrowOnlySet(), check_set, check_set_full])
-def test_a_read_of_a_set_that_shows_no_elements_is_refused(of: Any, answer: Any) -> None:
-    """A string has characters, and a map keys: they are no elements."""
+def test_a_read_of_a_set_that_is_not_a_list_is_refused(of: Any, answer: Any) -> None:
+    """The characters of a string and the keys of a map are not elements."""
     history = History.from_operations(
         [
             Operation(process=0, f="add", value="1", result=True, invoked=0, returned=1),

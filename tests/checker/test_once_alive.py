@@ -68,7 +68,7 @@ def done(process: int, f: str, value: Any, result: Any) -> list[tuple[Any, ...]]
 
 
 def crashed(process: int, f: str, value: Any) -> list[tuple[Any, ...]]:
-    """One of which nothing more was heard."""
+    """An operation that ended info."""
     return [(process, "invoke", f, value), (process, "info", f, value)]
 
 
@@ -219,7 +219,7 @@ THREE_CRASHED = [*crashed(0, "write", 1), *crashed(1, "cas", [1, 2]), *crashed(2
         ),
     ],
 )
-def test_a_history_that_a_mutant_got_wrong(
+def test_histories_that_mutants_got_wrong_have_their_expected_verdicts(
     model: type[Model], options: dict[str, Any], lines: list[tuple[Any, ...]], valid: bool
 ) -> None:
     events = made(*lines)
@@ -246,7 +246,9 @@ def test_a_history_that_a_mutant_got_wrong(
         "a value read back",
     ],
 )
-def test_a_session_that_a_mutant_got_wrong(lines: list[tuple[Any, ...]], kinds: list[str]) -> None:
+def test_sessions_that_mutants_got_wrong_have_their_expected_anomalies(
+    lines: list[tuple[Any, ...]], kinds: list[str]
+) -> None:
     counts = check_sessions(made(*lines)).stats["counts"]
     assert [kind for kind, count in counts.items() if count] == kinds
 
@@ -256,19 +258,19 @@ def read_text(path: Path, text: str) -> History:
     return read(str(path))
 
 
-def test_an_array_with_something_that_is_no_event_is_refused(tmp_path: Path) -> None:
+def test_an_array_with_an_element_that_is_not_an_event_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"array\.json"):
         read_text(tmp_path / "array.json", '[{"type": "invoke", "f": "read", "value": null},\n5]')
 
 
-def test_an_array_names_the_line_of_a_bad_event(tmp_path: Path) -> None:
+def test_the_error_of_a_bad_event_in_an_array_names_its_line(tmp_path: Path) -> None:
     good = '{"process": 0, "type": "invoke", "f": "read", "value": null}'
     with pytest.raises(FormatError) as caught:
         read_text(tmp_path / "array.json", f"[\n{good},\n\n{good.replace('invoke', 'finish')}\n]")
     assert caught.value.line == 4
 
 
-def test_how_late_a_message_was_is_told() -> None:
+def test_the_reason_says_how_late_a_message_was() -> None:
     message = {"message": "m", "delay_ms": 100}
     events = made(
         (0, "invoke", "send", message), (0, "ok", "send", message), (1, "invoke", "receive", None),
@@ -279,7 +281,7 @@ def test_how_late_a_message_was_is_told() -> None:
     assert "4899.0 ms late" in check_delay(timed).reason
 
 
-def test_all_that_is_drawn_is_inside_of_the_drawing() -> None:
+def test_every_element_lies_within_its_drawing() -> None:
     events = made(*done(0, "write", 1, 1), *done(1, "write", 2, 2), *done(2, "read", None, 1))
     witness = check(events, Register()).witness
     assert witness is not None
@@ -294,14 +296,14 @@ def test_all_that_is_drawn_is_inside_of_the_drawing() -> None:
         assert 0 <= max(place.get("x", 0), place.get("x2", 0)) <= width
 
 
-def test_a_witness_without_a_sentence_of_its_engine_has_no_blank_in_front() -> None:
+def test_the_text_of_a_witness_has_no_blank_at_either_end() -> None:
     events = made(*done(0, "write", 1, 1), *done(0, "cas", [1, 2], [1, 2]), *done(0, "read", None, 1))
     witness = check(events, CASRegister()).witness
     assert witness is not None
     assert witness.text == witness.text.strip()
 
 
-def test_ids_may_come_from_an_operation_of_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unique_ids_accepts_operations_of_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.jsonl"
     lines = [json.dumps(event) for event in made(*done(0, "mint", None, 7), *done(1, "mint", None, 8))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -309,7 +311,7 @@ def test_ids_may_come_from_an_operation_of_any_name(tmp_path: Path, capsys: pyte
     assert "2" in capsys.readouterr().out
 
 
-def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
+def test_only_first_ends_the_check_at_the_first_invalid_key() -> None:
     good, bad = done(0, "write", 1, 1), done(0, "read", None, 9)
     events = [
         {**event, "key": key}
@@ -325,23 +327,23 @@ def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
     assert "first violation" not in whole.reason
 
 
-def test_a_witness_names_the_state_that_it_starts_from() -> None:
+def test_a_witness_names_its_starting_state() -> None:
     witness = check(made(*done(0, "get", None, "y")), KeyValue()).witness
     assert witness is not None
     assert "starting from" in witness.text
 
 
-def test_a_session_is_held_to_the_newest_version_that_it_saw() -> None:
+def test_monotonic_reads_compares_with_the_newest_version_read() -> None:
     reads = [line for version in (10, 20, 15, 17) for line in done(0, "read", None, [version, "v"])]
     assert check_sessions(made(*reads)).stats["counts"]["monotonic-reads"] == 2
 
 
-def test_what_is_added_without_a_number_is_one() -> None:
+def test_fetch_and_add_without_an_amount_adds_one() -> None:
     lines = [*done(0, "add", None, 0), *done(0, "add", None, 1), *done(0, "read", None, 2)]
     assert check(made(*lines), FetchAndAdd()).verdict is Verdict.VALID
 
 
-def test_what_a_wrong_answer_is_called() -> None:
+def test_a_witness_of_fetch_and_add_shows_the_wrong_answer() -> None:
     witness = check(made(*done(0, "read", None, 5)), FetchAndAdd()).witness
     assert witness is not None
     assert "read() -> 5" in witness.text
@@ -350,12 +352,12 @@ def test_what_a_wrong_answer_is_called() -> None:
     assert "add(2) -> 5" in witness.text
 
 
-def test_options_of_a_model_are_cut_at_commas_outside_of_brackets_and_quotes() -> None:
+def test_options_of_a_model_are_split_at_commas_outside_quotes() -> None:
     assert parse_model("register:initial=0,none_is_any=false") == Register(initial=0, none_is_any=False)
     assert parse_model('register:initial="a,b",none_is_any=true') == Register(initial="a,b", none_is_any=True)
 
 
-def test_versions_come_after_the_first_one() -> None:
+def test_an_online_write_needs_a_version_above_the_initial_one() -> None:
     online = OnlineVersionedRegister(initial=0, initial_version=3)
     invoked, answered = made(*done(0, "write", 7, 3))
     assert online.feed(invoked) is None
@@ -364,49 +366,49 @@ def test_versions_come_after_the_first_one() -> None:
 
 
 def first_alarm(online: Any, events: list[Event]) -> int | None:
-    """The number of the first event, from 1, at which an online checker speaks."""
+    """The number of the first event, from 1, at which an online checker reports a violation."""
     return next((number for number, event in enumerate(events, 1) if online.feed(event) is not None), None)
 
 
-def test_a_write_that_failed_after_it_was_read_is_told_at_once() -> None:
+def test_a_write_that_fails_after_it_was_read_is_reported_at_once() -> None:
     events = made((0, "invoke", "write", 7), *done(1, "read", None, 7), (0, "fail", "write", 7))
     assert first_alarm(OnlineRegister(), events) == 4
     assert first_alarm(OnlineRegister(), [event for event in events if event["process"] == 0]) is None
 
 
-def test_messages_beyond_the_tail_are_told_at_once() -> None:
+def test_messages_beyond_the_tail_are_reported_at_once() -> None:
     view = {"offset": 0, "messages": [5], "tail": 0}
     events = made((0, "invoke", "append", 5), *done(1, "read", {"offset": 0}, view))
     assert first_alarm(OnlineLog(), events) == 3
 
 
-def test_more_messages_than_there_can_be_are_told_at_once() -> None:
+def test_a_tail_above_the_number_of_appends_is_reported_at_once() -> None:
     events = made((0, "invoke", "append", 5), *done(1, "tail", None, 1), *done(1, "tail", None, 2))
     assert first_alarm(OnlineLog(), events) == 5
 
 
-def test_holds_of_a_lock_are_counted() -> None:
+def test_the_reason_counts_the_holds_of_a_lock() -> None:
     events = made(*done(0, "acquire", None, None), *done(0, "release", None, None), *done(1, "acquire", None, None))
     assert check_exclusion(events).reason.startswith("2 holds")
 
 
-def test_without_anything_acknowledged_a_log_has_lost_nothing() -> None:
+def test_a_log_without_acknowledged_appends_is_valid() -> None:
     assert check_log(made(*crashed(0, "append", 5))).verdict is Verdict.VALID
     assert check_log(made(*done(0, "append", 5, [0, 5]))).verdict is Verdict.UNKNOWN
 
 
-def test_one_step_of_models_where_no_engine_asks_for_it() -> None:
+def test_a_step_of_fetch_and_add_adds_one_or_the_amount() -> None:
     assert FetchAndAdd().step(3, "add", None, 3) == 4
     assert FetchAndAdd().step(3, "add", 2, 3) == 5
 
 
-def test_offsets_and_tails_may_be_floats_that_are_whole() -> None:
+def test_offsets_and_tails_may_be_whole_floats() -> None:
     lines = [*done(0, "append", 5, [0.0, 5]), *done(0, "tail", None, 1.0), *done(1, "append", 6, [1.0, 6])]
     view = {"offset": 0.0, "messages": [5, 6], "tail": 2.0}
     assert check_log(made(*lines, *done(1, "read", {"offset": 0}, view))).verdict is Verdict.VALID
 
 
-def test_what_is_no_event_is_refused_after_events_without_a_process_too() -> None:
+def test_a_value_that_is_not_an_event_is_refused_after_events_without_a_process() -> None:
     file = FileEvents("array.json")
     file.feed_alone([{"type": "invoke", "f": "txn", "value": []}], [1])
     with pytest.raises(FormatError):
@@ -417,11 +419,11 @@ def test_what_is_no_event_is_refused_after_events_without_a_process_too() -> Non
     ("text", "balanced"),
     [("{:a 1", False), ("{:a [1 2", False), ("{:a [1 2]}", True), ("#{1 2", False), ("#{1 (2)}", True), ("1}", False)],
 )
-def test_forms_that_span_lines_end_where_what_was_opened_is_closed(text: str, balanced: bool) -> None:
+def test_an_edn_form_is_balanced_once_every_bracket_is_closed(text: str, balanced: bool) -> None:
     assert _balanced(text) is balanced
 
 
-def test_what_was_not_decided_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undecided_key_makes_the_verdict_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two writes of one value leave key b to the search, which ends before it begins; key a needs none.
     monkeypatch.setattr(engine, "_search_in_rounds", lambda *_, **__: None)
     keyed = {
@@ -445,20 +447,20 @@ def shown_by(result: Result) -> list[tuple[Any, ...]]:
     return [(operation.process, operation.f, operation.result) for operation in result.witness.operations]
 
 
-def test_what_another_process_found_is_explained_here() -> None:
+def test_a_violation_found_by_a_worker_process_is_explained() -> None:
     lines = [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(0, "write", 1, 1), *done(1, "read", None, 2)]
     result = check([*keyed("a", lines), *keyed("b", lines)], CASRegister(), jobs=2)
     assert result.verdict is Verdict.INVALID
     assert shown_by(result) == [(0, "write", 1), (1, "read", 2)]
 
 
-def test_what_came_after_a_wrong_read_of_a_counter_is_not_shown() -> None:
+def test_the_witness_of_a_wrong_counter_read_leaves_out_later_operations() -> None:
     later = [line for _ in range(4) for line in done(0, "increment", 1, 1)]
     result = check(made(*done(0, "increment", 1, 1), *done(1, "read", None, 5), *later), Counter())
     assert shown_by(result) == [(0, "increment", 1), (1, "read", 5)]
 
 
-def test_a_read_out_of_bounds_settles_a_counter_also_behind_one_beside_an_addition() -> None:
+def test_counter_bounds_find_an_impossible_read_after_an_ambiguous_one() -> None:
     beside = [(0, "invoke", "add", 1), *done(1, "read", None, 1), (0, "ok", "add", 1)]
     result = check(made(*beside, *done(1, "read", None, 7)), Counter())
     assert result.verdict is Verdict.INVALID
@@ -480,7 +482,7 @@ class _Row(int):
     __hash__ = int.__hash__
 
 
-def test_words_for_an_explanation_take_time_in_proportion_to_its_operations() -> None:
+def test_wording_an_explanation_takes_linear_time() -> None:
     size = 500
     lines = [*(line for _ in range(size) for line in done(0, "add", 1, 1)), *done(1, "read", None, 7)]
     history = History.from_events(made(*lines))
@@ -491,13 +493,13 @@ def test_words_for_an_explanation_take_time_in_proportion_to_its_operations() ->
     assert _Row.compared <= 10 * size
 
 
-def test_what_had_left_a_bag_is_not_said_to_have_been_inside() -> None:
+def test_the_reason_does_not_list_values_already_taken_from_a_bag() -> None:
     lines = [*done(0, "enqueue", 7, 7), *done(0, "dequeue", None, 7), *done(0, "enqueue", 1, 1)]
     result = check(made(*lines, *done(1, "dequeue", None, None), *crashed(2, "dequeue", None)), UnorderedQueue())
     assert "at least one of these was inside: 1." in result.reason
 
 
-def test_a_queue_that_wants_more_sends_than_there_are_needs_no_search() -> None:
+def test_a_topic_with_more_messages_than_sends_is_invalid_without_a_search() -> None:
     lines = [
         *crashed(0, "send", "a"),
         *done(1, "tail", {"queue": 0}, [0, 1]),
@@ -508,7 +510,7 @@ def test_a_queue_that_wants_more_sends_than_there_are_needs_no_search() -> None:
     assert set(result.stats["engines"]) == {"A5 ranks from offsets"}
 
 
-def test_only_operations_of_the_key_that_is_wrong_are_shown() -> None:
+def test_a_witness_shows_only_operations_of_the_invalid_key() -> None:
     # Key b's empty dequeue would be wrong beside key a's messages.
     events = [
         *keyed("a", [line for value in (1, 2, 3) for line in done(0, "enqueue", value, value)]),
@@ -520,7 +522,7 @@ def test_only_operations_of_the_key_that_is_wrong_are_shown() -> None:
     assert {operation.key for operation in result.witness.operations} == {"a"}
 
 
-def test_a_search_ends_at_its_number_of_steps() -> None:
+def test_a_search_stops_at_its_limit_of_steps() -> None:
     lines = [(process, kind, "write", process % 2) for kind in ("invoke", "ok") for process in range(8)]
     history = History.of(made(*lines, *done(9, "read", None, 5)))
     search = general.Search(history, range(len(history)), CASRegister())
@@ -528,8 +530,8 @@ def test_a_search_ends_at_its_number_of_steps() -> None:
     assert 0 < search.steps <= 4
 
 
-def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are() -> None:
-    # A thousand steps make a thousand strings, 500 MB in all; the next look was due after 4,096 steps.
+def test_growing_states_reach_the_memory_limit_before_the_next_regular_check() -> None:
+    # A thousand steps make a thousand strings, 500 MB in all; the next regular check is after 4,096 steps.
     text = "x" * 1_000
     lines = [line for _ in range(1_000) for line in done(0, "append", text, text)]
     history = History.of(made(*lines, *done(0, "get", None, text * 1_000)))
@@ -539,7 +541,7 @@ def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are() -> No
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a step")
-def test_the_time_ends_within_a_step_that_would_not_end() -> None:
+def test_the_time_limit_interrupts_a_step_that_would_not_end() -> None:
     # Every send makes four times as many topics possible: 40 of them more than any machine holds.
     lines = [line for value in range(40) for line in done(0, "send", value, None)]
     read = done(0, "read", {"queue": 0, "offset": 0}, {"queue": 0, "offset": 0, "messages": [0], "tail": 1})
@@ -549,7 +551,7 @@ def test_the_time_ends_within_a_step_that_would_not_end() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Dial(Model):
-    """Turned by one or two of three places; every turn fits every state, and leads somewhere else from each."""
+    """Turned by one or two of three positions; every turn fits every state, and leads elsewhere from each."""
 
     functions = frozenset({"turn", "look"})
     pure = frozenset({"look"})
@@ -581,7 +583,7 @@ def turns(rng: random.Random) -> list[Event]:
     return made(*lines)
 
 
-def test_what_leads_somewhere_else_from_every_state_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_is_right_about_operations_that_fit_and_change_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
     for steps in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
         monkeypatch.setattr(general, steps, 1)
     verdicts = []
@@ -593,8 +595,8 @@ def test_what_leads_somewhere_else_from_every_state_hides_nothing(monkeypatch: p
     assert set(verdicts) == {True, False}
 
 
-def test_reasons_of_a_register_are_those_of_what_is_shown() -> None:
-    # Neither value can come first: the plain form, a stale read, does not fit, as the writes ran side by side.
+def test_the_edges_of_a_register_witness_are_true_of_its_operations() -> None:
+    # Neither value can come first: a stale read, the usual form, does not fit, as the writes are concurrent.
     lines = [(0, "invoke", "write", 1), (1, "invoke", "write", 2), (0, "ok", "write", 1), (1, "ok", "write", 2)]
     result = check(made(*lines, *(line for seen in (1, 2, 1, 2) for line in done(2, "read", None, seen))), Register())
     assert result.witness is not None
@@ -606,43 +608,43 @@ def test_reasons_of_a_register_are_those_of_what_is_shown() -> None:
         assert {before.result, after.result} == {1, 2}
 
 
-def test_a_stale_read_is_shown_with_the_reason_of_its_engine() -> None:
+def test_a_stale_read_is_explained_by_the_register_engine() -> None:
     lines = [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(1, "read", None, 1)]
     witness = check(made(*lines), Register()).witness
     assert witness is not None and "was stale" in witness.text
     assert [edge.kind for edge in witness.edges] == ["realtime", "value", "realtime"]
 
 
-def test_a_stale_read_of_the_first_value_needs_no_write_of_it() -> None:
+def test_a_stale_read_of_the_initial_value_is_explained_without_a_write_of_it() -> None:
     witness = check(made(*done(0, "write", 1, 1), *done(1, "read", None, None)), Register()).witness
     assert witness is not None and "was stale" in witness.text
 
 
-def test_more_messages_than_there_can_be_are_not_counted_one_by_one() -> None:
+def test_the_reason_of_an_impossible_tail_gives_the_number_it_implies() -> None:
     online = OnlineLog()
     said = [online.feed(event) for event in made((0, "invoke", "append", 5), *done(1, "tail", None, 2))]
     assert said[-1] is not None and "implies 2 messages, more than there can be" in said[-1]
 
 
-def test_reads_of_a_set_that_each_lack_what_the_other_shows_are_told_at_once() -> None:
+def test_two_set_reads_that_each_lack_the_others_element_are_reported_at_once() -> None:
     added = [(process, kind, "add", process) for kind in ("invoke",) for process in (0, 1)]
     reads = [(2, "invoke", "read", None), (3, "invoke", "read", None), (2, "ok", "read", [0]), (3, "ok", "read", [1])]
     assert first_alarm(OnlineGrowOnlySet(), made(*added, *reads)) == 6
 
 
 def die_once(folder: Path, number: int) -> int:
-    """The number; the first process of all that is asked is killed instead."""
+    """Returns the number; the first process that is asked kills itself instead."""
     if not any(folder.iterdir()):
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked, and killed with their parent")
-def test_what_is_tried_again_ends_with_the_answer_that_was_looked_for(tmp_path: Path) -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are killed with their parent only on Linux")
+def test_a_retried_answer_that_is_the_awaited_one_ends_the_work(tmp_path: Path) -> None:
     answers = map_in_processes(partial(die_once, tmp_path), [4, 5, 6], 1, until=lambda answer: answer == 5)
     assert answers == [4, 5, None]
 
 
-def test_without_a_search_no_steps_are_counted() -> None:
+def test_no_steps_are_counted_without_a_search() -> None:
     assert check(made(*done(0, "write", 1, 1)), Register()).stats["steps"] == 0

@@ -18,7 +18,7 @@ Event = dict[str, Any]
 
 
 def transaction(process: int, *steps: Step) -> tuple[Event, Event]:
-    """Its invocation and its return."""
+    """The invocation and the return of a transaction."""
     asked = [[f, key, None if f == "r" else value] for f, key, value in steps]
     begun = {"process": process, "type": "invoke", "f": "txn", "value": asked}
     return begun, {**begun, "type": "ok", "value": [list(step) for step in steps]}
@@ -37,13 +37,13 @@ def edges_of(result: Result) -> list[tuple[Operation, str, Operation]]:
     return [(shown[edge.source], edge.kind, shown[edge.target]) for edge in result.witness.edges]
 
 
-def test_a_serial_order_needs_no_search_for_snapshots() -> None:
+def test_a_serializable_history_is_not_searched_for_a_snapshot_order() -> None:
     result = check_transactions(overlapping((("append", "x", 1),), (("r", "x", [1]),)), level="snapshot-isolation")
     assert result.verdict is Verdict.VALID
     assert "snapshot_order" not in result.stats
 
 
-def test_a_long_fork_is_shown_by_the_transactions_that_depend_on_each_other() -> None:
+def test_the_witness_of_a_long_fork_is_its_cycle_of_dependencies() -> None:
     result = check_transactions(
         overlapping(
             (("append", "z", 0),),
@@ -64,8 +64,8 @@ def test_a_long_fork_is_shown_by_the_transactions_that_depend_on_each_other() ->
     }
 
 
-def test_anti_dependencies_that_only_another_circle_keeps_apart_are_none_of_snapshots() -> None:
-    # T0 and T1 read each other's writes; T2 -rw-> T0 -rw-> T3 -wr-> T2 are adjacent but for the way round by T1.
+def test_anti_dependencies_separated_only_by_a_detour_are_not_g_nonadjacent() -> None:
+    # T0 and T1 read each other's writes; T2 -rw-> T0 -rw-> T3 -wr-> T2 are adjacent but for the detour by T1.
     result = check_transactions(
         overlapping(
             (("append", "x", 1), ("r", "y", [1]), ("append", "z", 1), ("r", "w", [])),
@@ -78,7 +78,7 @@ def test_anti_dependencies_that_only_another_circle_keeps_apart_are_none_of_snap
     assert {operation.process for operation in (result.witness.operations if result.witness else ())} == {0, 1}
 
 
-def test_the_order_of_a_process_closes_a_circle_of_three() -> None:
+def test_process_order_closes_a_cycle_of_three_transactions() -> None:
     (first, first_done), (later, later_done) = transaction(0, ("append", "x", 1)), transaction(0, ("append", "y", 1))
     reader, reader_done = transaction(1, ("r", "y", [1]), ("r", "x", []))
     events = [reader, first, first_done, later, later_done, reader_done]
@@ -88,7 +88,7 @@ def test_the_order_of_a_process_closes_a_circle_of_three() -> None:
     assert "process" in {kind for _, kind, _ in edges_of(result)}
 
 
-def test_appends_that_stand_together_are_not_said_to_be_kept_apart() -> None:
+def test_adjacent_appends_of_one_transaction_are_not_reported_as_g0() -> None:
     result = check_transactions(
         overlapping(
             (("append", "x", 1), ("append", "x", 2)),
@@ -102,7 +102,7 @@ def test_appends_that_stand_together_are_not_said_to_be_kept_apart() -> None:
     assert "G0" not in result.stats["anomalies"]
 
 
-def test_two_writers_of_one_list_that_nobody_read_come_in_some_order_of_snapshots() -> None:
+def test_two_unread_appends_to_one_list_do_not_rule_out_snapshot_isolation() -> None:
     events = overlapping(
         (("r", "x", []), ("append", "y", 1)),
         (("r", "y", []), ("append", "x", 1)),
@@ -117,20 +117,20 @@ def test_two_writers_of_one_list_that_nobody_read_come_in_some_order_of_snapshot
     assert result.stats["snapshot_order"] == "found for strong-snapshot-isolation"
 
 
-def test_a_register_read_before_its_only_write_is_not_taken_for_one_that_null_was_written_to() -> None:
+def test_a_null_read_of_a_register_written_once_is_of_the_initial_value() -> None:
     result = check_transactions(overlapping((("r", "x", None),), (("w", "x", 1),)), "rw-register")
     assert result.verdict is Verdict.VALID
     assert result.stats["anomalies"] == {}
 
 
-def test_a_register_that_null_was_written_to_is_judged_where_nobody_read_null() -> None:
+def test_a_register_with_an_unread_write_of_null_is_judged() -> None:
     result = check_transactions(overlapping((("w", "x", None),), (("w", "x", 1),), (("r", "x", 1),)), "rw-register")
     assert result.verdict is Verdict.VALID
     assert result.stats["anomalies"] == {}
 
 
-def test_a_circle_may_lead_through_the_helper_of_many_edges() -> None:
-    # Six that read nothing of x come before six that append to it; the first of these is read by the first of those.
+def test_a_cycle_through_a_helper_node_is_found() -> None:
+    # Six that read x as empty come before six that append to it; the first reader also reads the first appender's y.
     result = check_transactions(
         overlapping(
             (("r", "x", []), ("r", "y", [1])),
@@ -143,7 +143,7 @@ def test_a_circle_may_lead_through_the_helper_of_many_edges() -> None:
     assert {source.process for source, _, _ in edges_of(result)} == {0, 6}
 
 
-def test_of_large_histories_the_same_levels_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_levels_left_do_not_depend_on_the_limit_for_large_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     left = set()
     for seed in range(40):
         rng = random.Random(seed)

@@ -55,7 +55,7 @@ def as_events(history: History) -> list[dict[str, Any]]:
         base = {"process": operation.process, "f": operation.f}
         events.append((operation.invoked, {**base, "type": "invoke", "value": operation.value}))
         if operation.status == INFO or operation.returned is None:
-            # When a client gives up is nowhere in a history of operations: here a few events later.
+            # A history of operations does not say when one ended info: here a few events later.
             events.append((operation.invoked + 4.5, {**base, "type": "info", "value": operation.value}))
         else:
             value = operation.result if operation.status == "ok" else operation.value
@@ -64,7 +64,7 @@ def as_events(history: History) -> list[dict[str, Any]]:
 
 
 def first_alarm(online: Online, events: list[dict[str, Any]]) -> int | None:
-    """How many events it takes until the online checker speaks."""
+    """How many events it takes until the online checker reports a violation."""
     return next((count for count, event in enumerate(events, 1) if online.feed(event)), None)
 
 
@@ -86,7 +86,7 @@ def some_history(name: str, rng: random.Random, crash: float) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_speaks_at_the_first_event_at_which_the_full_check_finds_the_history_invalid(name: str) -> None:
+def test_a_violation_is_reported_at_the_event_that_makes_the_history_invalid(name: str) -> None:
     new, model = ONLINE[name]
     rng = random.Random(7)
     seen = set()
@@ -94,7 +94,7 @@ def test_speaks_at_the_first_event_at_which_the_full_check_finds_the_history_inv
         events = some_history(name, rng, rng.choice([0, 0.1, 0.4]))
         alarm, truth = first_alarm(new(), events), shortest_invalid(events, model)
         if name == "fetch-and-add":
-            # What filled a gap is a question of which amounts add up: only their sum is looked at until all is known.
+            # Which amounts fill a gap is not searched: only their sum is compared until all outcomes are known.
             assert alarm is None or (truth is not None and alarm >= truth), (number, events)
             if all(event["type"] != "info" for event in events):
                 assert (alarm is None) == (truth is None), (number, events)
@@ -105,7 +105,7 @@ def test_speaks_at_the_first_event_at_which_the_full_check_finds_the_history_inv
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_forgetting_early_is_never_a_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_window_causes_no_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (log, register, sets, sums):
         monkeypatch.setattr(module, "WINDOW", 1)
     new, model = ONLINE[name]
@@ -126,7 +126,7 @@ def valid_operations(name: str, count: int, clients: int) -> list[dict[str, Any]
 
 @pytest.mark.parametrize("clients", [5, 30])
 @pytest.mark.parametrize("name", ONLINE)
-def test_what_is_held_follows_open_operations_not_the_history(name: str, clients: int) -> None:
+def test_the_state_kept_is_bounded_by_open_operations_and_not_by_the_history(name: str, clients: int) -> None:
     online = ONLINE[name][0]()
     # A log's old messages may be read again at any time, so that they are kept as far as the window reaches.
     bound = log.WINDOW + 300 if name == "log" else 300
@@ -139,7 +139,7 @@ def test_what_is_held_follows_open_operations_not_the_history(name: str, clients
 
 
 @pytest.mark.parametrize("name", [name for name in ONLINE if name != "log"])
-def test_an_operation_that_hangs_does_not_make_it_hold_all_that_follows(
+def test_a_hanging_operation_does_not_make_the_checker_keep_all_later_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (log, register, sets, sums):
@@ -151,7 +151,7 @@ def test_an_operation_that_hangs_does_not_make_it_hold_all_that_follows(
         assert online.held() < 250
 
 
-def test_keys_are_judged_apart() -> None:
+def test_each_key_is_judged_alone() -> None:
     online = OnlineFetchAndAdd()
     for key in range(3):
         for kind, value in (("invoke", 1), ("ok", 0)):
@@ -174,19 +174,19 @@ def test_a_value_written_twice_is_not_judged(done) -> None:
     assert first_alarm(OnlineGrowOnlySet(), added) is None
 
 
-def test_answers_of_another_form_are_left_to_the_full_check(done) -> None:
+def test_malformed_answers_are_left_to_the_full_check(done) -> None:
     for new in (OnlineLog, OnlineVersionedRegister, OnlineFetchAndAdd, OnlineGrowOnlySet):
         f = "append" if new is OnlineLog else "write" if new is OnlineVersionedRegister else "add"
         assert first_alarm(new(), done((0, f, 1, "x"), (0, "read", None, 7.5), (0, "read", None, None))) is None
 
 
-def test_a_read_of_nothing_says_nothing_where_a_register_starts_from_a_value(done) -> None:
+def test_a_read_of_null_is_no_violation_for_a_register_with_an_initial_value(done) -> None:
     history = done((0, "write", 1, 1), (1, "read", None, None))
     assert first_alarm(OnlineRegister(initial=0), history) is None
     assert first_alarm(OnlineRegister(), history) == 4
 
 
-def test_clients_may_have_names(events) -> None:
+def test_every_named_process_but_the_nemesis_is_a_client(events) -> None:
     for name, silent in (("client-1", False), ("nemesis", True)):
         online = OnlineRegister()
         history = events((name, "invoke", "read", None), (name, "ok", "read", 7))

@@ -37,7 +37,7 @@ def write(path: Path, events: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.json"])
-def test_pairs_of_key_and_value_are_taken_apart_in_json_as_in_edn(
+def test_pairs_of_key_and_value_are_split_in_json_as_in_edn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = write(tmp_path / name, events_of(PAIRS))
@@ -48,7 +48,7 @@ def test_pairs_of_key_and_value_are_taken_apart_in_json_as_in_edn(
     assert "Key 'x'" in capsys.readouterr().out
 
 
-def test_pairs_are_values_where_events_have_a_key_or_no_read_asks_for_one(tmp_path: Path) -> None:
+def test_pairs_are_values_if_events_have_a_key_or_no_read_names_one(tmp_path: Path) -> None:
     whole = [(0, "invoke", "write", [1, 2]), (0, "ok", "write", [1, 2]), (1, "invoke", "read", None)]
     for answer, expected in (([1, 2], 0), ([1, 3], 1)):
         rows = [*whole, (1, "ok", "read", answer)]
@@ -56,7 +56,7 @@ def test_pairs_are_values_where_events_have_a_key_or_no_read_asks_for_one(tmp_pa
         assert main([write(tmp_path / "keyed.jsonl", events_of(rows, key="k")), "--model", "register"]) == expected
 
 
-def test_files_of_several_clients_one_behind_the_other_are_refused(
+def test_concatenated_histories_of_several_clients_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the order of the lines, the read of client 1 begins after both writes; by their times, between them."""
@@ -73,17 +73,17 @@ def test_files_of_several_clients_one_behind_the_other_are_refused(
     assert f"note: {path}:5: its time is 30 before" in capsys.readouterr().out
     assert main([write(tmp_path / "sorted.jsonl", sorted(events, key=lambda e: e["time"])), "--model", "register"]) == 0
     indexed = [{**event, "index": number} for number, event in enumerate(events)]
-    assert main([write(tmp_path / "indexed.jsonl", indexed), "--model", "register"]) == 1, "an index says the order"
+    assert main([write(tmp_path / "indexed.jsonl", indexed), "--model", "register"]) == 1, "an index gives the order"
 
 
-def test_a_clock_that_is_a_little_behind_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_a_clock_that_is_slightly_behind_is_accepted(tmp_path: Path) -> None:
     times = [10, 200, 195, 400]
     rows = [(0, "invoke", "write", 1), (0, "ok", "write", 1), (1, "invoke", "read", None), (1, "ok", "read", 1)]
     events = [{**event, "time": time} for event, time in zip(events_of(rows), times, strict=True)]
     assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 0
 
 
-def test_a_read_without_a_value_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_without_a_value_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = events_of([(0, "invoke", "write", 1), (0, "ok", "write", 1), (1, "invoke", "read", None)])
     answer = {"process": 1, "type": "ok", "f": "read", "result": 1}
     assert main([write(tmp_path / "history.jsonl", [*events, answer]), "--model", "register"]) == 1
@@ -116,18 +116,18 @@ ODD: Sequence[tuple[str, Sequence[dict[str, Any]], str]] = [
         "process 0 (and 1 more) goes on after an operation that ended info: two processes may share one number",
     ),
 ]
-"""What is allowed, and is mostly a mistake of whoever recorded it."""
+"""Allowed, but mostly a mistake of the program that recorded it."""
 
 
 @pytest.mark.parametrize(("events", "note"), [odd[1:] for odd in ODD], ids=[odd[0] for odd in ODD])
-def test_what_a_recorder_mostly_does_by_mistake_is_told(
+def test_a_likely_mistake_of_the_recorder_is_noted(
     events: Sequence[dict[str, Any]], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [f"  note: {note}"]
 
 
-def test_a_history_without_names_of_operations_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_without_an_f_are_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [{"process": 0, "type": kind, "value": 1} for kind in ("invoke", "ok")]
     assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 254
     refused = "the history has 'txn', which stands for events without an 'f': first process 0's txn(1) "
@@ -139,17 +139,17 @@ TXN: Sequence[Event] = [
     *((1, "ok", "txn", [["r", "x", []], ["append", "y", 1]]), (0, "ok", "txn", [["append", "x", 1]])),
     *((2, "invoke", "txn", [["r", "y", None], ["r", "x", None]]), (2, "ok", "txn", [["r", "y", [1]], ["r", "x", []]])),
 ]
-"""The last begins after the append to x had returned, and does not see it: serializable, and not strictly so."""
+"""The last begins after the append to x returned, and does not see it: serializable, but not strict serializable."""
 
 
-def test_a_level_of_isolation_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_isolation_level_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "txn.jsonl", events_of(TXN))
     assert main([path, "--model", "list-append"]) == 1
     assert main([path, "--model", "list-append:level=serializable"]) == 0
     assert "serializable" in capsys.readouterr().out
 
 
-def test_options_of_other_checkers_can_be_given(tmp_path: Path) -> None:
+def test_options_of_property_checkers_are_applied(tmp_path: Path) -> None:
     twice: list[Event] = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)]
     twice += [each for _ in range(2) for each in ((1, "invoke", "dequeue", None), (1, "ok", "dequeue", 1))]
     path = write(tmp_path / "queue.jsonl", events_of(twice))
@@ -173,7 +173,7 @@ def test_options_of_other_checkers_can_be_given(tmp_path: Path) -> None:
         ("bank:total=8,total", "checker bank: total needs a value: bank:total=..."),
     ],
 )
-def test_options_that_a_checker_does_not_take_are_one_line(
+def test_an_unknown_or_invalid_checker_option_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
 ) -> None:
     assert main([write(tmp_path / "txn.jsonl", events_of(TXN)), "--model", model]) == 254
@@ -181,7 +181,7 @@ def test_options_that_a_checker_does_not_take_are_one_line(
     assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
 
-def test_the_histories_of_the_page_are_judged_as_it_says(
+def test_the_command_prints_what_the_page_shows_for_its_histories(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

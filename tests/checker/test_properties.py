@@ -1,4 +1,4 @@
-"""Checkers beside linearizability: what each counts, on histories small enough to read."""
+"""Checkers other than linearizability: what each counts, on histories small enough to read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from checker import (
 )
 
 
-def test_worst_of_verdicts() -> None:
+def test_the_worst_verdict_is_invalid_then_unknown_then_valid() -> None:
     assert worst([]) is Verdict.VALID
     assert worst([Verdict.VALID, Verdict.UNKNOWN]) is Verdict.UNKNOWN
     assert worst([Verdict.UNKNOWN, Verdict.INVALID]) is Verdict.INVALID
     assert [verdict.exit_status for verdict in Verdict] == [0, 1, 2]
 
 
-def test_total_queue(events, done) -> None:
+def test_total_queue_counts_each_kind_of_anomaly(events, done) -> None:
     puts = [(0, "enqueue", value, value) for value in (1, 2, 3)]
     good = check_total_queue(done(*puts, (1, "dequeue", None, 2), (1, "drain", None, [1, 3])))
     assert good.verdict is Verdict.VALID and good.stats["acknowledged"] == 3
@@ -60,7 +60,7 @@ def test_total_queue(events, done) -> None:
     assert check_total_queue(recovered).stats["counts"]["recovered"] == 1
 
 
-def test_takes_of_unknown_outcome_may_have_taken_what_is_missing(events) -> None:
+def test_takes_of_unknown_outcome_may_account_for_missing_values(events) -> None:
     put = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1), (0, "invoke", "enqueue", 2), (0, "ok", "enqueue", 2)]
     looked = [(3, "invoke", "dequeue", None), (3, "ok", "dequeue", None)]
 
@@ -80,13 +80,13 @@ def test_takes_of_unknown_outcome_may_have_taken_what_is_missing(events) -> None
     assert check_total_queue(events(*one, *refused)).verdict is Verdict.INVALID
 
 
-def test_takes_of_another_queue_have_taken_nothing(events) -> None:
+def test_a_take_from_another_queue_accounts_for_no_missing_value(events) -> None:
     lost = [(0, "invoke", "enqueue", 1, "a"), (0, "ok", "enqueue", 1, "a"), (0, "invoke", "dequeue", None, "a")]
     lost += [(0, "ok", "dequeue", None, "a"), (1, "invoke", "dequeue", None, "b"), (1, "info", "dequeue", None, "b")]
     assert check_total_queue(events(*lost)).verdict is Verdict.INVALID
 
 
-def test_set(done) -> None:
+def test_set_counts_lost_and_unexpected_elements(done) -> None:
     adds = [(0, "add", value, value) for value in (1, 2)]
     assert check_set(done(*adds, (1, "read", None, [1, 2]))).verdict is Verdict.VALID
     counts = check_set(done(*adds, (1, "read", None, [1, 7]))).stats["counts"]
@@ -94,7 +94,7 @@ def test_set(done) -> None:
     assert check_set(done(*adds)).verdict is Verdict.UNKNOWN
 
 
-def test_set_full(done) -> None:
+def test_set_full_tells_lost_stale_and_duplicated_elements_apart(done) -> None:
     add = (0, "add", 1, 1)
     lost = check_set_full(done(add, (1, "read", None, [1]), (1, "read", None, [])))
     assert lost.verdict is Verdict.INVALID and lost.stats["counts"]["lost"] == 1
@@ -106,7 +106,7 @@ def test_set_full(done) -> None:
     assert check_set_full(done(add, (1, "read", None, [1, 1]))).stats["counts"]["duplicated"] == 1
 
 
-def test_an_element_is_lost_only_where_a_read_lacks_it_after_all_that_show_it(events) -> None:
+def test_an_element_is_lost_only_if_a_read_after_its_last_sighting_lacks_it(events) -> None:
     add = [(0, "invoke", "add", 1), (0, "ok", "add", 1)]
     shows = [(1, "invoke", "read", None), (1, "ok", "read", [1])]
     lacks = [(2, "invoke", "read", None), (2, "ok", "read", [])]
@@ -116,7 +116,7 @@ def test_an_element_is_lost_only_where_a_read_lacks_it_after_all_that_show_it(ev
     assert check_set_full(events(*add, *shows, *lacks)).stats["counts"]["lost"] == 1
 
 
-def test_what_a_read_shows_is_not_called_never_read(events) -> None:
+def test_an_element_that_a_read_shows_is_not_counted_as_never_read(events) -> None:
     crashed = [(0, "invoke", "add", 1), (0, "info", "add", 1)]
     acked = [(1, "invoke", "add", 2), (1, "ok", "add", 2)]
     last = [(2, "invoke", "read", None), (2, "ok", "read", [1, 2])]
@@ -128,7 +128,7 @@ def test_what_a_read_shows_is_not_called_never_read(events) -> None:
     assert late.verdict is Verdict.UNKNOWN and late.stats["counts"]["never-read"] == 1
 
 
-def test_offsets_below_zero_are_numbers_like_others(events) -> None:
+def test_negative_consumer_offsets_are_compared_as_numbers(events) -> None:
     def fetched(offset: int) -> list[tuple]:
         about = {"group": "g", "queue": 0}
         return [(1, "invoke", "fetch", about), (1, "ok", "fetch", {**about, "offset": offset})]
@@ -140,7 +140,7 @@ def test_offsets_below_zero_are_numbers_like_others(events) -> None:
     assert check_consumer_progress(events(*committed, *fetched(-1001))).verdict is Verdict.INVALID
 
 
-def test_texts_are_no_numbers(events) -> None:
+def test_strings_are_not_accepted_as_numbers(events) -> None:
     commit = {"group": "g", "queue": 0, "offset": "5"}
     with pytest.raises(TypeError, match="'5' is not a number"):
         check_consumer_progress(events((0, "invoke", "commit", commit), (0, "ok", "commit", commit)))
@@ -148,14 +148,14 @@ def test_texts_are_no_numbers(events) -> None:
         check_sessions(events((0, "invoke", "write", None), (0, "ok", "write", "9")))
 
 
-def test_unique_ids_and_counter(done) -> None:
+def test_duplicate_ids_and_wrong_counter_reads_are_invalid(done) -> None:
     assert check_unique_ids(done((0, "generate", None, 1), (1, "generate", None, 2))).verdict is Verdict.VALID
     assert check_unique_ids(done((0, "generate", None, 1), (1, "generate", None, 1))).verdict is Verdict.INVALID
     assert check_counter(done((0, "add", 2, 2), (1, "read", None, 2))).verdict is Verdict.VALID
     assert check_counter(done((0, "add", 2, 2), (1, "read", None, 1))).verdict is Verdict.INVALID
 
 
-def test_exclusion(events) -> None:
+def test_overlapping_holds_of_a_lock_are_invalid(events) -> None:
     both = events(
         (0, "invoke", "acquire", None),
         (0, "ok", "acquire", None),
@@ -177,7 +177,9 @@ def test_exclusion(events) -> None:
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=8), st.integers(0, 50), st.randoms(use_true_random=False))
-def test_a_bank_of_floats_may_round_and_not_lose(balances: list[float], transfers: int, rng: random.Random) -> None:
+def test_a_bank_of_floats_allows_for_rounding_and_no_more(
+    balances: list[float], transfers: int, rng: random.Random
+) -> None:
     reads = []
     for _ in range(transfers + 2):
         pairs = list(enumerate(balances))
@@ -192,7 +194,7 @@ def test_a_bank_of_floats_may_round_and_not_lose(balances: list[float], transfer
     assert check_bank(history, allow_negative=True).verdict is Verdict.INVALID
 
 
-def test_a_lock_that_is_acquired_again_is_held_from_the_first_time_on(events) -> None:
+def test_a_lock_acquired_again_is_held_since_its_first_acquisition(events) -> None:
     def done(process: int, f: str) -> list[tuple]:
         return [(process, "invoke", f, None), (process, "ok", f, None)]
 
@@ -216,7 +218,7 @@ def both(first: list[tuple], second: list[tuple]) -> list[dict]:
 SENT = {"message": 1, "delay_ms": 0}
 STEPS = [[["r", "x", 1], ["r", "y", None]], [["r", "x", None], ["r", "y", 1]]]
 AT_9, AT_0 = {"group": "g", "offset": 9}, {"group": "g", "offset": 0}
-#: Of each checker operations that are right as two keys and wrong as one.
+#: For each checker, operations that are valid as two keys and invalid as one.
 APART = [
     (check_unique_ids, [(0, "generate", None, 1)], [(0, "generate", None, 1)]),
     (check_bank, [(0, "read", None, {"a": 5})], [(0, "read", None, {"a": 50})]),
@@ -224,7 +226,7 @@ APART = [
     (check_long_fork, [(0, "read", None, STEPS[0])], [(0, "read", None, STEPS[1])]),
     (check_consumer_progress, [(0, "commit", AT_9, AT_9)], [(0, "fetch", {"group": "g"}, AT_0)]),
 ]  # fmt: skip
-#: And such as are right as one key and wrong as two.
+#: Operations that are valid as one key and invalid as two.
 CROSSED = [
     (check_total_queue, [(0, "enqueue", 1, 1), (0, "dequeue", None, None)], [(0, "dequeue", None, 1)]),
     (check_set, [(0, "add", 1, 1), (0, "read", None, [])], [(0, "read", None, [1])]),
@@ -233,7 +235,7 @@ CROSSED = [
     (partial(check_delay, tolerance_ms=0.0, late_is_wrong=False),
      [(0, "send", SENT, SENT), (0, "receive", None, [])], [(0, "receive", None, [1])]),
 ]  # fmt: skip
-#: And such as leave it open what became of one key.
+#: Operations that leave one key undecided.
 UNREAD = [
     (check_set, [(0, "add", 1, 1)], [(0, "read", None, [])], "no read of key 'a' completed"),
     (check_set_full, [(0, "add", 1, 1)], [(0, "add", 2, 2), (0, "read", None, [2])], "no read of key 'a' began"),
@@ -249,14 +251,16 @@ def without_keys(history: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize(("checked", "first", "second"), APART)
-def test_keys_that_are_right_apart_are_not_taken_for_one(checked, first: list[tuple], second: list[tuple]) -> None:
+def test_keys_that_are_valid_apart_are_not_merged(checked, first: list[tuple], second: list[tuple]) -> None:
     history = both(first, second)
     assert checked(history).verdict is Verdict.VALID
     assert checked(without_keys(history)).verdict is Verdict.INVALID
 
 
 @pytest.mark.parametrize(("checked", "first", "second"), CROSSED)
-def test_what_one_key_lacks_another_does_not_make_good(checked, first: list[tuple], second: list[tuple]) -> None:
+def test_an_operation_on_one_key_does_not_excuse_a_violation_of_another(
+    checked, first: list[tuple], second: list[tuple]
+) -> None:
     history = both(first, second)
     result = checked(history)
     assert result.verdict is Verdict.INVALID and result.reason.startswith("Key 'a': ")
@@ -265,18 +269,18 @@ def test_what_one_key_lacks_another_does_not_make_good(checked, first: list[tupl
 
 
 @pytest.mark.parametrize(("checked", "first", "second", "reason"), UNREAD)
-def test_a_key_that_nobody_looked_at_is_not_hidden_by_another(checked, first, second, reason: str) -> None:
+def test_an_unread_key_makes_the_verdict_unknown(checked, first, second, reason: str) -> None:
     result = checked(both(first, second))
     assert result.verdict is Verdict.UNKNOWN and result.reason.startswith(reason)
 
 
-def test_transactions_with_keys_beside_their_steps_are_refused() -> None:
+def test_transactions_with_a_key_outside_their_steps_are_refused() -> None:
     steps = [["append", "x", 1]]
     with pytest.raises(HistoryError, match=r"transactions have their keys in their steps.* 'a'"):
         check_transactions(both([(0, "txn", steps, steps)], []), "list-append")
 
 
-def test_bank_and_long_fork(done) -> None:
+def test_wrong_totals_negative_balances_and_long_forks_are_found(done) -> None:
     first = (0, "read", None, {"a": 5, "b": 5})
     assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 6}))).verdict is Verdict.VALID
     assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 5}))).verdict is Verdict.INVALID
@@ -286,17 +290,17 @@ def test_bank_and_long_fork(done) -> None:
     assert check_long_fork(done((0, "read", None, views[0]))).verdict is Verdict.VALID
 
 
-def test_a_long_fork_of_keys_that_are_written_again_is_not_looked_for(done) -> None:
+def test_long_fork_is_unknown_if_a_key_is_written_with_two_values(done) -> None:
     reads = [(2, "read", None, [["r", "x", seen], ["r", "y", None]]) for seen in (2, 1)]
     writes = [(process, "write", [["w", "x", process + 1]], [["w", "x", process + 1]]) for process in range(2)]
     result = check_long_fork(done(*writes, *reads))
     assert result.verdict is Verdict.UNKNOWN and result.reason.startswith("'x' was written twice, by process 0's write")
-    again = (1, "write", [["w", "x", 1]], [["w", "x", 1]])  # tried once more, after an answer that was lost
+    again = (1, "write", [["w", "x", 1]], [["w", "x", 1]])  # a retry after a lost answer
     assert check_long_fork(done(writes[0], again, reads[1])).verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize(("received_ms", "kind"), [(50, "early"), (5000, "late"), (110, None), (None, "lost")])
-def test_delay(received_ms: int | None, kind: str | None) -> None:
+def test_delay_tells_early_late_and_lost_messages_apart(received_ms: int | None, kind: str | None) -> None:
     def at(ms: int, process: int, type: str, f: str, value: object) -> dict[str, object]:
         return {"time": ms * 1_000_000, "process": process, "type": type, "f": f, "value": value}
 
@@ -310,7 +314,7 @@ def test_delay(received_ms: int | None, kind: str | None) -> None:
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("fail", Verdict.INVALID), ("info", Verdict.VALID)])
-def test_a_delayed_message_that_was_never_sent_must_not_come(kind: str, verdict: Verdict) -> None:
+def test_a_received_message_that_was_never_sent_is_unexpected(kind: str, verdict: Verdict) -> None:
     sent = timed("send", {"message": "m", "delay_ms": 0}, {"message": "m", "delay_ms": 0}, 0)
     unsent = timed("send", {"message": "n", "delay_ms": 0}, {"message": "n", "delay_ms": 0}, 2)
     unsent[1]["type"] = kind
@@ -329,7 +333,7 @@ def timed(f: str, asked: object, answer: object, ms: int | None) -> list[dict[st
 
 @pytest.mark.parametrize("untimed", ["send", "receive"])
 @pytest.mark.parametrize("shown", [["m"], []])
-def test_a_delay_that_lacks_a_time_is_not_judged(untimed: str, shown: list[str]) -> None:
+def test_a_delay_without_times_is_unknown(untimed: str, shown: list[str]) -> None:
     message = {"message": "m", "delay_ms": 10}
     send = timed("send", message, message, None if untimed == "send" else 5_000)
     receive = timed("receive", None, shown, None if untimed == "receive" else 5_100)
@@ -337,14 +341,14 @@ def test_a_delay_that_lacks_a_time_is_not_judged(untimed: str, shown: list[str])
     assert result.verdict is Verdict.UNKNOWN and f"{untimed}(" in result.reason and "no times" in result.reason
 
 
-def test_a_delay_needs_no_time_of_receives_that_do_not_matter() -> None:
+def test_an_empty_receive_needs_no_times() -> None:
     message = {"message": "m", "delay_ms": 10}
     send, nothing = timed("send", message, message, 5_000), timed("receive", None, [], None)
     assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_100)]).verdict is Verdict.VALID
     assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_005)]).verdict is Verdict.INVALID
 
 
-def test_transaction_visibility(done) -> None:
+def test_transaction_visibility_counts_each_kind_of_anomaly(done) -> None:
     base = [
         (0, "prepare", "a", "a"),
         (0, "prepare", "b", "b"),
@@ -361,7 +365,7 @@ def test_transaction_visibility(done) -> None:
     assert invented.verdict is Verdict.INVALID and "'x', which nobody prepared" in invented.reason
 
 
-def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> None:
+def test_a_commit_or_rollback_that_is_acknowledged_when_retried_counts(events) -> None:
     ends = {"commit": "committed-lost", "rollback": "rolled-back-seen"}
     for end, kind in ends.items():
         unsure = [
@@ -399,8 +403,8 @@ def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> 
         ([("fail", None), ("ok", ["b"])], 1, "'a' of "),
     ],
 )
-def test_a_message_that_may_have_been_taken_or_may_come_yet_is_not_lost(received, lost: int, said: str) -> None:
-    """Two messages, of which ``a`` never comes."""
+def test_a_message_that_may_have_been_taken_or_may_still_come_is_not_lost(received, lost: int, said: str) -> None:
+    """Two messages, of which ``a`` is never received."""
 
     def history(*puts: tuple[str, object]) -> list[dict]:
         asked = [(0, f, "ok", value, value) for f, value in puts]
@@ -426,7 +430,7 @@ def test_a_message_that_may_have_been_taken_or_may_come_yet_is_not_lost(received
             assert check_it(events, redelivers=True).stats["counts"][kind] == 1
 
 
-def test_consumer_progress(done) -> None:
+def test_consumer_progress_counts_regressions_and_backward_commits(done) -> None:
     def op(process: int, f: str, offset: int) -> tuple:
         return process, f, {"group": "g", "queue": 0, "offset": offset}, {"group": "g", "queue": 0, "offset": offset}
 
@@ -435,7 +439,7 @@ def test_consumer_progress(done) -> None:
     assert check_consumer_progress(done(op(0, "commit", 3), op(0, "commit", 1))).stats["counts"]["backward"] == 1
 
 
-def test_what_failed_did_not_happen(events) -> None:
+def test_a_failed_release_prepare_or_commit_did_not_happen(events) -> None:
     """A lock whose release failed is still held; a message whose prepare or commit failed was never committed."""
     rows = [(0, "invoke", "acquire", None), (0, "ok", "acquire", None), (0, "invoke", "release", None)]
     rows += [(0, "fail", "release", None), (1, "invoke", "acquire", None), (1, "ok", "acquire", None)]
@@ -447,14 +451,14 @@ def test_what_failed_did_not_happen(events) -> None:
         assert result.verdict is Verdict.INVALID and result.stats["counts"]["prepared-seen"] == 1
 
 
-def test_a_queue_is_empty_only_for_those_who_look_after_something_was_put_in(done) -> None:
+def test_only_an_empty_take_after_the_put_shows_a_loss(done) -> None:
     for take, nothing in (("dequeue", None), ("drain", [])):
         before, after = (0, take, None, nothing), (0, "enqueue", 3, 3)
         assert check_total_queue(done(before, after)).verdict is Verdict.UNKNOWN
         assert check_total_queue(done(after, before)).stats["counts"]["lost"] == 1
 
 
-def test_what_may_be_in_the_queue_still_is_not_lost(done) -> None:
+def test_a_value_that_may_still_be_in_the_queue_is_not_lost(done) -> None:
     puts = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2)]
     one, empty = (1, "dequeue", None, 1), (1, "dequeue", None, None)
     for history in ([*puts, one], [puts[0], one, puts[1]], [puts[0], one, empty, puts[1]]):
@@ -468,8 +472,8 @@ def test_what_may_be_in_the_queue_still_is_not_lost(done) -> None:
 
 
 @pytest.mark.parametrize("said", [{"error": "exhausted"}, {"error": ":exhausted"}, {"value": "exhausted"}])
-def test_a_take_that_failed_because_nothing_was_there_found_the_queue_empty(done, said) -> None:
-    """As Jepsen's clients say it, in EDN, in history.txt, and in the place of a value; others that fail say nothing."""
+def test_a_take_that_failed_as_exhausted_found_the_queue_empty(done, said) -> None:
+    """As Jepsen's clients report it in EDN, in history.txt, and as the value; other failures show nothing."""
 
     def judged(*operations: Any, **said: str) -> Result:
         history = done(*operations)
@@ -481,11 +485,11 @@ def test_a_take_that_failed_because_nothing_was_there_found_the_queue_empty(done
     moves = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2), (1, "dequeue", None, 1)]
     look = (1, "dequeue", None, "nothing")
     assert judged(*moves, look, **said).stats["counts"]["lost"] == 1
-    assert judged(look, *moves, **said).verdict is Verdict.UNKNOWN, "before anything was put in"
+    assert judged(look, *moves, **said).verdict is Verdict.UNKNOWN, "nothing had been put in"
     assert judged(*moves, look, error="connection refused").verdict is Verdict.UNKNOWN
 
 
-def test_a_drain_that_says_that_nothing_is_left_has_taken_nothing_itself(done) -> None:
+def test_a_drain_that_ends_exhausted_has_taken_nothing(done) -> None:
     puts = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2), (1, "dequeue", None, 1)]
     end = (2, "drain", None, "exhausted")
     assert check_total_queue(done(*puts, (1, "dequeue", None, 2), end)).verdict is Verdict.VALID
@@ -493,7 +497,7 @@ def test_a_drain_that_says_that_nothing_is_left_has_taken_nothing_itself(done) -
     assert found["lost"] == 1 and found["unexpected"] == 0
 
 
-def test_what_is_seen_before_anybody_asked_for_it_was_never_put_in(done, events) -> None:
+def test_a_value_seen_before_its_enqueue_or_add_was_invoked_is_a_violation(done, events) -> None:
     put, take, empty = (0, "enqueue", 1, 1), (1, "dequeue", None, 1), (1, "dequeue", None, None)
     early = check_total_queue(done(take, put, empty))
     assert early.verdict is Verdict.INVALID and early.stats["counts"]["unexpected"] == 1
@@ -513,7 +517,7 @@ def test_what_is_seen_before_anybody_asked_for_it_was_never_put_in(done, events)
     assert check_set(events(*beside)).verdict is Verdict.VALID
 
 
-def test_replicas() -> None:
+def test_replicas_must_agree_on_their_common_committed_entries() -> None:
     assert check_replicas({"n1": [1, 2, 3], "n2": [1, 2]}).verdict is Verdict.VALID
     differ = check_replicas({"n1": [1, 2, 3], "n2": [1, 9]})
     assert differ.verdict is Verdict.INVALID and "index 1" in differ.reason
@@ -540,7 +544,7 @@ def test_sequential_is_weaker_than_linearizable(done) -> None:
         ([(0, "read", None, [2, "b"]), (0, "write", "c", 1)], "writes-follow-reads"),
     ],
 )
-def test_sessions(done, operations: list[tuple], kind: str) -> None:
+def test_each_session_guarantee_is_checked_per_process(done, operations: list[tuple], kind: str) -> None:
     counts = check_sessions(done(*operations)).stats["counts"]
     assert [name for name, count in counts.items() if count] == [kind]
     apart = [(process, *rest) for process, (_, *rest) in enumerate(operations)]
@@ -553,7 +557,7 @@ def test_versions_are_checked_by_rank(done) -> None:
     assert result.verdict is Verdict.INVALID and "A5 ranks from versions" in result.stats["engines"]
 
 
-def test_delay_by_the_system_s_own_lights() -> None:
+def test_delay_allows_for_the_resolution_and_the_lateness_of_the_system() -> None:
     def history(received_ms: float) -> list[dict[str, object]]:
         message = {"message": "m", "delay_ms": 100}
         rows = [(0.0, 0, "invoke", "send", message), (1.0, 0, "ok", "send", message),

@@ -28,19 +28,19 @@ def longer(name: str, rng: random.Random, crash: float = 0) -> History:
     )
 
 
-def quickly(quick, history: History) -> bool:
+def fast_path_accepts(quick, history: History) -> bool:
     try:
         return quick(history, range(len(history)))
     except (TypeError, KeyError):
         return False
 
 
-def test_the_quick_way_of_queues_says_what_the_long_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_path_of_queues_agrees_with_the_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(5)
     seen: dict[bool, int] = {True: 0, False: 0}
     for number in range(HISTORIES):
         history = longer("fifo-queue", rng)
-        fine = quickly(fifo._surely_fine, history)
+        fine = fast_path_accepts(fifo._surely_fine, history)
         with monkeypatch.context() as patch:
             patch.setattr(fifo, "_surely_fine", lambda *_: False)
             verdict = check(history, FIFOQueue(), timeout_s=0.5).verdict
@@ -54,17 +54,17 @@ def test_the_quick_way_of_queues_says_what_the_long_one_says(monkeypatch: pytest
     assert min(seen.values()) > 200
 
 
-def test_one_value_that_stays_for_long_is_left_to_the_long_way() -> None:
+def test_a_value_that_stays_long_in_a_queue_is_left_to_the_slow_path() -> None:
     history = large_history("fifo-queue", 4_000, 5)
     assert fifo._surely_fine(history, range(4_000))
     starts, returns = list(range(0, 4_000, 2)), list(range(1, 4_000, 2))
     gone = [position + 5_000 for position in starts]
     late = [10_000, *gone[1:]]
-    # The first put never ends before another begins, so nothing overtook it; to see that takes too many looks.
+    # The first put never ends before another begins, so nothing overtook it; seeing that takes too many comparisons.
     assert not fifo._in_order(starts, [9_999, *returns[1:]], late, late)
 
 
-def test_the_quick_way_of_logs_never_says_more_than_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_path_of_logs_accepts_only_valid_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(6)
     fine_ones = refused = 0
     for number in range(HISTORIES):
@@ -73,7 +73,7 @@ def test_the_quick_way_of_logs_never_says_more_than_the_long_one(monkeypatch: py
             row = rng.randrange(len(history))
             if isinstance(history.result[row], int):
                 history.result[row] -= 3
-        fine = quickly(log._surely_fine, history)
+        fine = fast_path_accepts(log._surely_fine, history)
         with monkeypatch.context() as patch:
             patch.setattr(log, "_surely_fine", lambda *_: False)
             verdict = check(history, Log(), timeout_s=0.5).verdict
@@ -83,7 +83,7 @@ def test_the_quick_way_of_logs_never_says_more_than_the_long_one(monkeypatch: py
     assert fine_ones > 300 and refused > 100
 
 
-def test_places_before_the_first_are_wrong(done) -> None:
+def test_offsets_below_zero_are_invalid(done) -> None:
     for history in (
         done((0, "append", 1, [-1, 1])),
         done((0, "append", 1, [-3, 1])),
@@ -96,7 +96,7 @@ def test_places_before_the_first_are_wrong(done) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1_000])
-def test_histories_compiled_piece_by_piece_are_the_same(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_a_history_compiled_in_chunks_is_the_same_problem(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     for seed in range(30):
         history = large_history("cas-register", 80, 2 + seed % 9, seed=seed, crash=0.1 * (seed % 2))
         if seed % 3 == 0:

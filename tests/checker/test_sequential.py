@@ -30,8 +30,8 @@ from checker.models.base import ILLEGAL, UNKNOWN
 from checker.testing import SAMPLED_MODELS, random_history
 
 
-def by_force(history: History, model: Model) -> bool:
-    """Every order of what completed and some of what crashed that keeps the order of each process."""
+def is_sequential_by_force(history: History, model: Model) -> bool:
+    """Whether any order of the completed and some crashed operations, with each process in order, is legal."""
     done = [row for row in range(len(history)) if history.status[row] == "ok"]
     crashed = [row for row in range(len(history)) if history.status[row] == "info" and history.f[row] not in model.pure]
     kinds = [(history.f[row], history.value[row], history.result[row]) for row in [*done, *crashed]]
@@ -48,15 +48,15 @@ def by_force(history: History, model: Model) -> bool:
     return False
 
 
-def _going_on(history: History) -> list[int]:
-    """Who did what if whoever comes anew is somebody whose last operation crashed."""
-    is_whom: dict[int, int] = {}
+def _continuing_after_crashes(history: History) -> list[int]:
+    """The processes, if every new one continues one whose last operation crashed."""
+    continued: dict[int, int] = {}
     last: dict[int, str] = {}
     for process, status in zip(history.process, history.status, strict=True):
-        if process not in is_whom:
-            is_whom[process] = next((one for one, left in last.items() if left == "info"), process)
-        last[is_whom[process]] = status
-    return [is_whom[process] for process in history.process]
+        if process not in continued:
+            continued[process] = next((one for one, left in last.items() if left == "info"), process)
+        last[continued[process]] = status
+    return [continued[process] for process in history.process]
 
 
 def _legal(history: History, model: Model, order: tuple[int, ...], kinds: list[Any]) -> bool:
@@ -72,15 +72,15 @@ def _legal(history: History, model: Model, order: tuple[int, ...], kinds: list[A
 @pytest.mark.parametrize(
     "name", ["versioned-register", "cas-register", "counter", "fifo-queue", "unordered-queue", "log"]
 )
-def test_agrees_with_every_order(name: str) -> None:
-    """With processes that go on after an operation of unknown outcome."""
+def test_verdicts_agree_with_brute_force(name: str) -> None:
+    """With processes that continue after an operation of unknown outcome."""
     rng = random.Random(11)
     verdicts = []
     for _ in range(60):
         history = random_history(name, rng, operations=5, processes=2, crash=0.5, lie=0.7, spread=rng.choice([0, 2]))
-        history.process = _going_on(history)
+        history.process = _continuing_after_crashes(history)
         model = SAMPLED_MODELS[name][0]
-        truth = by_force(history, model)
+        truth = is_sequential_by_force(history, model)
         verdicts.append(truth)
         assert check_sequential(history, model).valid is truth, list(history)
         if check(history, model):
@@ -102,14 +102,14 @@ def crashed(process: int, f: str, value: Any) -> list[Step]:
 @pytest.mark.parametrize(
     ("model", "rows", "fine"),
     [
-        # A process goes on after an operation of unknown outcome and reads what nobody wrote.
+        # A process continues after an operation of unknown outcome and reads a value never written.
         (Register(), crashed(0, "write", 3) + done_by(0, "read", None, 9), False),
         # What it wrote may take effect after what it does next, or before.
         (Register(initial=0), crashed(0, "write", 3) + done_by(0, "read", None, 0), True),
         (Register(), crashed(0, "write", 3) + done_by(0, "read", None, 3), True),
         # But not before what it did earlier.
         (Register(initial=0), done_by(0, "read", None, 3) + crashed(0, "write", 3), False),
-        # Somebody took 4, and it is not known what.
+        # The crashed dequeue may have taken 4.
         (
             UnorderedQueue(),
             done_by(0, "enqueue", 4, 4) + crashed(1, "dequeue", None) + done_by(0, "dequeue", None, None),
@@ -121,15 +121,15 @@ def crashed(process: int, f: str, value: Any) -> list[Step]:
         (Counter(), crashed(0, "add", 1) + done_by(0, "read", None, 2), False),
         (Log(), crashed(1, "append", 1) + done_by(1, "append", 0, [2, 0]), False),
         (Topic(queues=2), crashed(3, "send", 1) + done_by(3, "tail", {}, [1, 1]), True),
-        # Failures did not happen.
+        # A failed write did not happen.
         (Register(), [(0, "invoke", "write", 3), (0, "fail", "write", 3), *done_by(0, "read", None, 3)], False),
     ],
 )
-def test_histories(events, model: Model, rows: list[Step], fine: bool) -> None:
+def test_small_histories_have_their_expected_verdicts(events, model: Model, rows: list[Step], fine: bool) -> None:
     assert check_sequential(events(*rows), model).valid is fine
 
 
-def test_every_key_is_an_object_of_its_own_in_one_order(events) -> None:
+def test_sequential_consistency_needs_one_order_across_all_keys(events) -> None:
     def one(process: int, f: str, value: Any, result: Any, key: str) -> list[tuple[Any, ...]]:
         return [(process, "invoke", f, value, key), (process, "ok", f, result, key)]
 
@@ -144,30 +144,29 @@ def test_every_key_is_an_object_of_its_own_in_one_order(events) -> None:
         assert check_sequential(events(*alone), Register(initial=0)).verdict is Verdict.VALID
 
 
-def test_lists_are_values(done) -> None:
+def test_lists_are_compared_as_values(done) -> None:
     assert check_sequential(done((0, "write", [1], [1]), (0, "read", None, [1])), Register()).verdict is Verdict.VALID
     assert check_sequential(done((0, "write", [1], [1]), (0, "read", None, [2])), Register()).verdict is Verdict.INVALID
 
 
-def test_what_a_model_cannot_be_used_with_is_said(done) -> None:
+def test_the_error_names_the_operation_that_a_model_cannot_judge(done) -> None:
     with pytest.raises(ModelError, match="accepts read, write; the history has 'cas'"):
         check_sequential(done((0, "cas", [1, 2], [1, 2])), Register())
     with pytest.raises(HistoryError, match=r"a log cannot be used with process 0's read\(\) -> 'what\?' "):
         check_sequential(done((0, "read", {}, "what?")), Log())
 
 
-def test_many_alike_that_crashed_are_one_choice(events) -> None:
-    """Twenty crashed additions are counted, not tried in each of their orders."""
+def test_equal_crashed_operations_are_counted_and_not_permuted(events) -> None:
     rows = [row for _ in range(20) for row in ((0, "invoke", "add", 1), (0, "info", "add", 1))]
     result = check_sequential(events(*rows, (0, "invoke", "read", None), (0, "ok", "read", 21)), Counter())
     assert result.verdict is Verdict.INVALID and result.stats["steps"] < 100
 
 
-def test_the_unknown_results_of_a_crash_are_those_that_the_model_lists() -> None:
+def test_a_crashed_enqueue_has_one_unknown_outcome() -> None:
     assert list(UnorderedQueue().outcomes("enqueue", 1, [])) == [UNKNOWN]
 
 
-def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are(done) -> None:
+def test_growing_states_stop_at_the_memory_limit(done) -> None:
     text = "x" * 1_000
     history = done(*[(0, "append", text, text)] * 1_000, (0, "get", None, text * 1_000))
     result = check_sequential(history, KeyValue(), memory_mb=32)
@@ -176,7 +175,7 @@ def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are(done) -
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a step")
-def test_the_time_ends_within_a_step_that_would_not_end(done) -> None:
+def test_the_time_limit_interrupts_a_step_that_would_not_end(done) -> None:
     result = check_sequential(done(*[(0, "send", value, None) for value in range(40)]), Topic(), timeout_s=0.5)
     assert result.verdict is Verdict.UNKNOWN and result.reason == "the time limit of 0.5 s was reached within a step"
     assert result.stats["operations"] == 40

@@ -19,8 +19,8 @@ Events = list[dict[str, Any]]
 
 @st.composite
 def histories(draw: st.DrawFn, *, amounts: list[int], initial: int) -> History:
-    """Two to seven operations that begin one after the other and last some; each answers the sum of those before it in
-    some order near that in which they began, or another one."""
+    """Two to seven operations that begin one after the other; each answers the sum of those before it, in an order
+    near that of the invocations, or a wrong sum."""
     number = draw(st.integers(2, 7))
     longest = draw(st.sampled_from([2, 6, 16]))
     begins = [4 * place + draw(st.integers(0, longest)) + place / 100 for place in range(number)]
@@ -50,7 +50,7 @@ def histories(draw: st.DrawFn, *, amounts: list[int], initial: int) -> History:
 
 @pytest.mark.parametrize("amounts", [[1], [2], [1, 3], [0, 1], [-1, 2]])
 @given(data=st.data())
-def test_sums_are_judged_as_brute_force_does(amounts: list[int], data: st.DataObject) -> None:
+def test_fetch_and_add_verdicts_agree_with_brute_force(amounts: list[int], data: st.DataObject) -> None:
     model = FetchAndAdd(initial=data.draw(st.sampled_from([0, 3])))
     history = data.draw(histories(amounts=amounts, initial=model.initial))
     outcome = decide(history, history.rows_by_key(), model, Budget(timeout_s=60.0))[0]
@@ -61,11 +61,11 @@ def test_sums_are_judged_as_brute_force_does(amounts: list[int], data: st.DataOb
         assert not linearizable_by_force(alone, model)
 
 
-def test_a_contradiction_is_told_by_the_operations_that_make_it(done: Callable[..., Events]) -> None:
+def test_the_reason_names_the_contradicting_operations(done: Callable[..., Events]) -> None:
     def add(process: int, amount: int | None, answer: int) -> tuple[int, str, int | None, int]:
         return (process, "add", amount, answer)
 
-    def told(*operations: tuple[Any, ...], begun: int = 0) -> str:
+    def reason_of(*operations: tuple[Any, ...], begun: int = 0) -> str:
         events = [{"process": 9 + place, "type": "invoke", "f": "add", "value": 1} for place in range(begun)]
         for event in done(*operations):
             del event["index"]
@@ -74,17 +74,17 @@ def test_a_contradiction_is_told_by_the_operations_that_make_it(done: Callable[.
         assert result.stats["engines"] == {"A5 ranks from sums": 1}
         return "valid" if result.verdict is Verdict.VALID else result.reason
 
-    assert "add(1) -> 0 (0.002000 s to 0.003000 s) returned the same sum" in told(add(0, None, 0), add(1, None, 0))
-    assert "the former leads from 0 directly to 3" in told(add(0, 3, 0), add(1, 1, 2))
-    assert "the addition leads from 0 directly to 3" in told(add(0, 3, 0), (1, "read", None, 1))
-    assert "but the latter has a smaller sum" in told(add(1, 1, 1), (0, "read", None, 0), begun=1)
-    assert "the sum that the former added to" in told(add(1, 1, 0), (0, "read", None, 0))
-    assert "returned a sum that additions to 0 cannot produce" in told((0, "read", None, "7"))
+    assert "add(1) -> 0 (0.002000 s to 0.003000 s) returned the same sum" in reason_of(add(0, None, 0), add(1, None, 0))
+    assert "the former leads from 0 directly to 3" in reason_of(add(0, 3, 0), add(1, 1, 2))
+    assert "the addition leads from 0 directly to 3" in reason_of(add(0, 3, 0), (1, "read", None, 1))
+    assert "but the latter has a smaller sum" in reason_of(add(1, 1, 1), (0, "read", None, 0), begun=1)
+    assert "the sum that the former added to" in reason_of(add(1, 1, 0), (0, "read", None, 0))
+    assert "returned a sum that additions to 0 cannot produce" in reason_of((0, "read", None, "7"))
     two, four = add(0, 2, 0), add(1, 1, 4)
-    assert "but all additions that saw a smaller sum lead to 2 (process 0's add(2) -> 0 (0.0" in told(two, four)
+    assert "but all additions that saw a smaller sum lead to 2 (process 0's add(2) -> 0 (0.0" in reason_of(two, four)
     short = "invoked before it returned, 1 in total, do not add up to what is missing by then, 2"
-    assert short in told(two, four, begun=1)
-    assert [told(two, four, begun=2), told(two, add(1, 1, 3), begun=2)] == ["valid", "valid"]
+    assert short in reason_of(two, four, begun=1)
+    assert [reason_of(two, four, begun=2), reason_of(two, add(1, 1, 3), begun=2)] == ["valid", "valid"]
 
 
 def crashed(invoked: int, amount: int) -> Operation:
@@ -95,14 +95,14 @@ def added(amount: int, answer: int, invoked: int, returned: int) -> Operation:
     return Operation(process=invoked, f="add", value=amount, result=answer, invoked=invoked, returned=returned)
 
 
-def test_what_began_too_late_is_told_with_what_returned_before() -> None:
+def test_a_crashed_addition_invoked_too_late_does_not_fill_a_gap() -> None:
     history = History.from_operations([added(1, 2, 0, 2), added(1, 1, 1, 4), crashed(3, 1)])
     result = check(history, FetchAndAdd())
     assert "unknown outcome invoked before process 0's add(1) -> 2 (event 0 to event 2) returned, 0" in result.reason
     assert result.witness is not None and len(result.witness.operations) == 3
 
 
-def test_amounts_that_do_not_add_up_to_a_gap_are_left_to_the_search() -> None:
+def test_a_gap_with_crashed_additions_of_different_amounts_is_left_to_the_search() -> None:
     for gap, verdict in ((2, Verdict.INVALID), (4, Verdict.VALID)):
         result = check(History.from_operations([crashed(0, 1), crashed(1, 3), added(1, gap, 2, 3)]), FetchAndAdd())
         assert result.verdict is verdict and "different amounts" in str(result.stats["not_applicable"])

@@ -26,11 +26,11 @@ HISTORIES = 300
 
 
 def troubled(rng: random.Random, workload: str, *, most: int = 5, odd: bool = False) -> History:
-    """A few transactions of clients that overlap, on what snapshots or the last state show them, with lies.
+    """A few overlapping transactions on snapshots or on the latest state, with wrong reads.
 
-    Some fail, or end unknown and took effect or not; a client goes on after either.  Some reads are cut, of what was
-    never written, of what failed, of the reader's own future, or without a part of another's writes.  With ``odd``,
-    values come twice, and null and true among them.
+    Some fail, or end info with or without effect; a client continues after either.  Reads may be truncated, or show
+    what was never written, what failed, the reader's own future, or only a part of another's writes.  With ``odd``,
+    values repeat, and include null and true.
     """
     is_list = workload == "list-append"
     state: dict[str, Any] = {}
@@ -67,12 +67,12 @@ def troubled(rng: random.Random, workload: str, *, most: int = 5, odd: bool = Fa
                     play(state, f, key, value)
         for step in answers:
             if step[0] == "r" and rng.random() < lie:
-                step[2] = lied(rng, step, written, is_list)
+                step[2] = wrong_answer(rng, step, written, is_list)
         events.append({"process": process, "type": kind, "f": "txn", "value": answers if kind == "ok" else None})
     return History.from_events(events)
 
 
-def lied(rng: random.Random, step: list[Any], written: list[tuple[str, Any]], is_list: bool) -> Any:
+def wrong_answer(rng: random.Random, step: list[Any], written: list[tuple[str, Any]], is_list: bool) -> Any:
     values = [value for key, value in written if key == step[1]]
     if not is_list:
         return rng.choice([*values, None, 99])
@@ -95,7 +95,7 @@ def play(state: dict[str, Any], f: str, key: str, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """As JSON: true is not 1, 1 is 1.0; a list nobody appended to may be null."""
+    """As JSON: true is not 1, 1 is 1.0; an empty list may be null."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and one == other
@@ -160,7 +160,7 @@ def has_snapshot_order(history: History, workload: str, order: str | None) -> bo
 
 
 @pytest.mark.parametrize("workload", ["list-append", "rw-register"])
-def test_every_level_of_one_order_or_of_snapshots_is_decided_as_defined(workload: str) -> None:
+def test_serial_and_snapshot_levels_are_decided_as_defined(workload: str) -> None:
     rng = random.Random(17)
     seen = Counter[tuple[str, bool]]()
     for number in range(HISTORIES):
@@ -177,8 +177,8 @@ def test_every_level_of_one_order_or_of_snapshots_is_decided_as_defined(workload
 
 
 @pytest.mark.parametrize("workload", ["list-append", "rw-register"])
-def test_values_that_come_twice_or_are_null_or_true_never_lead_to_a_wrong_answer(workload: str) -> None:
-    """One order of all transactions is decided; snapshots of ambiguous keys are left open."""
+def test_repeated_null_and_true_values_never_lead_to_a_wrong_verdict(workload: str) -> None:
+    """Serial levels are decided; snapshot isolation of ambiguous keys may stay unknown."""
     rng = random.Random(18)
     seen = Counter[tuple[bool, Verdict]]()
     for number in range(HISTORIES):
@@ -195,8 +195,8 @@ def test_values_that_come_twice_or_are_null_or_true_never_lead_to_a_wrong_answer
 
 
 @pytest.mark.parametrize("workload", ["list-append", "rw-register"])
-def test_a_witness_by_itself_is_invalid_by_definition(workload: str) -> None:
-    """What nobody in it wrote is of somebody left out, unless that is what it shows."""
+def test_a_witness_alone_is_invalid_by_definition(workload: str) -> None:
+    """A value that none of them wrote counts as written by one left out, unless it is a garbage read."""
     rng = random.Random(19)
     shown = 0
     for number in range(HISTORIES):
@@ -216,8 +216,8 @@ def test_a_witness_by_itself_is_invalid_by_definition(workload: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["read-uncommitted", "read-committed"])
-def test_what_a_weak_system_answers_does_not_rule_out_its_level(kind: str) -> None:
-    """Locks for writes until the end; reads of whatever is there, or of what was committed and one's own."""
+def test_the_answers_of_a_weak_system_do_not_rule_out_its_own_level(kind: str) -> None:
+    """Write locks until the end; reads of the latest values, or of committed and own ones."""
     rng = random.Random(20)
     ruled_out = 0
     for number in range(HISTORIES):
@@ -229,7 +229,7 @@ def test_what_a_weak_system_answers_does_not_rule_out_its_level(kind: str) -> No
 
 
 def weak(rng: random.Random, *, is_dirty: bool) -> History:
-    """Transactions whose steps are done one by one among those of others; some are rolled back, in the open or not."""
+    """Transactions whose steps interleave; some are rolled back, and end fail or info."""
     lists: dict[str, list[tuple[int, int]]] = {"x": [], "y": []}
     locked: dict[str, int] = {}
     events: list[dict[str, Any]] = []

@@ -65,7 +65,7 @@ def _apply(state: dict[str, Any], f: str, key: str, value: Any) -> Any:
 
 
 def some_order_explains(history: History, level: str, left: frozenset[int], state: dict[str, Any]) -> bool:
-    """By trying them all; transactions of unknown outcome may be left out."""
+    """Tries them all; transactions of unknown outcome may be left out."""
     done = {row for row in left if history.status[row] == "ok"}
     if not done:
         return True
@@ -92,7 +92,7 @@ def _comes_first(history: History, level: str, one: int, other: int) -> bool:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_lists_agree_with_every_order(level: str) -> None:
+def test_list_append_verdicts_agree_with_brute_force(level: str) -> None:
     rng = random.Random(5)
     seen = set()
     for number in range(HISTORIES):
@@ -105,8 +105,8 @@ def test_lists_agree_with_every_order(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_registers_agree_with_every_order(level: str) -> None:
-    """Values do not show the order of versions; where no dependency gives it away the orders are searched."""
+def test_rw_register_verdicts_agree_with_brute_force(level: str) -> None:
+    """Values do not show the order of versions; where no dependency does, the orders are searched."""
     rng = random.Random(6)
     caught = Counter[bool]()
     for number in range(2 * HISTORIES):
@@ -120,7 +120,7 @@ def test_registers_agree_with_every_order(level: str) -> None:
 
 
 @pytest.mark.parametrize("workload", ["list-append", "rw-register"])
-def test_a_witness_alone_is_still_invalid(workload: str) -> None:
+def test_a_witness_alone_is_invalid(workload: str) -> None:
     rng = random.Random(3)
     more = 0
     for number in range(4 * HISTORIES):
@@ -136,7 +136,7 @@ def test_a_witness_alone_is_still_invalid(workload: str) -> None:
     assert more or workload == "rw-register"
 
 
-def test_hundreds_of_transactions_have_an_order_and_few_of_them_show_where_there_is_none() -> None:
+def test_an_order_of_hundreds_of_transactions_is_found_or_refuted_by_a_few() -> None:
     rng = random.Random(4)
     for _ in range(2):
         events = serial_transactions(rng, 220)

@@ -54,7 +54,7 @@ STRONGEST = {
 
 
 @pytest.mark.parametrize("anomaly", LIST)
-def test_list_append_anomalies(events, anomaly: str) -> None:
+def test_each_list_append_anomaly_is_found_and_limits_the_strongest_level(events, anomaly: str) -> None:
     transactions = [*LIST[anomaly], *([READER[anomaly]] if anomaly in READER else [])]
     result = check_transactions(overlapping(events, *[txn(i, *steps) for i, steps in enumerate(transactions)]))
     assert anomaly in result.stats["anomalies"]
@@ -64,7 +64,7 @@ def test_list_append_anomalies(events, anomaly: str) -> None:
         assert result.witness is not None and 2 <= len(result.witness.edges) <= len(result.witness.operations)
 
 
-def test_aborted_read(events) -> None:
+def test_a_read_of_a_failed_append_is_g1a(events) -> None:
     result = check_transactions(
         events(
             (0, "invoke", "txn", [["append", "x", 1]]),
@@ -76,7 +76,7 @@ def test_aborted_read(events) -> None:
     assert result.stats["anomalies"] == {"G1a": 1}
 
 
-def test_order_of_time_and_of_processes(done) -> None:
+def test_a_stale_read_violates_real_time_or_process_order(done) -> None:
     stale = [txn(0, ("append", "x", 1)), txn(1, ("r", "x", []))]
     result = check_transactions(done(*stale))
     assert set(result.stats["anomalies"]) == {"G-single-realtime"}
@@ -112,13 +112,13 @@ def test_a_graver_cycle_does_not_hide_a_milder_one(events) -> None:
 
 
 @pytest.mark.parametrize("anomaly", REGISTER)
-def test_rw_register_anomalies(events, anomaly: str) -> None:
+def test_each_rw_register_anomaly_is_found(events, anomaly: str) -> None:
     history = overlapping(events, *[txn(i, *steps) for i, steps in enumerate(REGISTER[anomaly])])
     result = check_transactions(history, "rw-register")
     assert anomaly in result.stats["anomalies"] and result.verdict is Verdict.INVALID
 
 
-def test_keys_that_are_consistent_by_themselves_order_their_versions(done) -> None:
+def test_keys_declared_consistent_order_their_versions(done) -> None:
     stale = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)))
     again = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), *(txn(2, ("r", "x", value)) for value in (2, 1, 2)))
     lost = done(txn(0, ("w", "x", 1)), txn(2, ("r", "x", 1)), txn(2, ("r", "x", None)))
@@ -130,7 +130,7 @@ def test_keys_that_are_consistent_by_themselves_order_their_versions(done) -> No
 
 
 @pytest.mark.parametrize("keys", ["linearizable_keys", "sequential_keys"])
-def test_a_null_that_is_written_is_not_the_one_of_the_beginning(done, keys: str) -> None:
+def test_a_written_null_is_not_the_initial_null(done, keys: str) -> None:
     history = done(txn(0, ("w", "x", 1)), txn(0, ("w", "x", None), ("w", "y", 1)), txn(0, ("r", "y", 1)))
     assert check_transactions(history, "rw-register", **{keys: True}).verdict is Verdict.VALID
     wrong = [*history, *done(txn(0, ("r", "y", None)))]
@@ -139,7 +139,7 @@ def test_a_null_that_is_written_is_not_the_one_of_the_beginning(done, keys: str)
     assert check_transactions(wrong, "rw-register", **{keys: True}).verdict is Verdict.INVALID
 
 
-def test_what_no_dependency_shows_is_found_by_looking_for_an_order(done) -> None:
+def test_a_violation_without_a_cycle_of_dependencies_is_found_by_searching_orders(done) -> None:
     """Process 2 reads the older value after the newer one: nothing says which version came first, but no order fits."""
     history = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 2)), txn(2, ("r", "x", 1)),
                    txn(2, ("r", "x", 2)))  # fmt: skip
@@ -152,7 +152,9 @@ def test_what_no_dependency_shows_is_found_by_looking_for_an_order(done) -> None
     assert check_transactions(history, "rw-register", level="serializable").verdict is Verdict.VALID
 
 
-def test_a_search_for_an_order_that_ends_at_its_limits_is_said(events, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_says_that_the_search_for_an_order_reached_its_limits(
+    events, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Nothing says who wrote first: one of the two must be tried.
     history = overlapping(
         events, txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)), txn(3, ("r", "x", 2))
@@ -172,7 +174,7 @@ def test_a_search_for_an_order_that_ends_at_its_limits_is_said(events, monkeypat
         ("find_snapshot_order", {level for level in ISOLATION_LEVELS if "snapshot" in level}),
     ],
 )
-def test_a_search_for_an_order_that_ends_at_the_time_leaves_open_what_it_could_have_ruled_out(
+def test_a_timed_out_search_for_an_order_leaves_the_levels_it_decides_unknown(
     events, monkeypatch: pytest.MonkeyPatch, search: str, levels: set[str]
 ) -> None:
     history = overlapping(
@@ -180,23 +182,21 @@ def test_a_search_for_an_order_that_ends_at_the_time_leaves_open_what_it_could_h
     )
     searched = getattr(checking, search)
 
-    def too_late(*args: Any) -> bool | None:
+    def times_out(*args: Any) -> bool | None:
         *_, is_over = args
         is_over.__self__.timeout_s = 1e-9
         return searched(*args)
 
-    if search == "find_snapshot_order":  # which is asked where no serial order is known
+    if search == "find_snapshot_order":  # runs only where no serial order is known
         monkeypatch.setattr(checking, "MAX_TRANSACTIONS", 3)
-    monkeypatch.setattr(checking, search, too_late)
+    monkeypatch.setattr(checking, search, times_out)
     for level in ISOLATION_LEVELS:
         result = check_transactions(history, "rw-register", level=level)
         assert result.verdict is (Verdict.UNKNOWN if level in levels else Verdict.VALID), level
         assert (level not in levels) or "s was reached before an order of the transactions" in result.reason
 
 
-def test_an_append_made_twice_leaves_it_open_unless_every_order_was_tried(
-    done, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_appended_twice_is_unknown_unless_every_order_is_tried(done, monkeypatch: pytest.MonkeyPatch) -> None:
     history = done(txn(0, ("append", "x", 1)), txn(1, ("append", "x", 1)), txn(0, ("r", "x", [1, 1])))
     assert check_transactions(history).verdict is Verdict.VALID
     lost = done(txn(0, ("append", "x", 1)), txn(1, ("append", "x", 1)), txn(0, ("r", "x", [1])))
@@ -207,13 +207,13 @@ def test_an_append_made_twice_leaves_it_open_unless_every_order_was_tried(
     assert result.verdict is Verdict.UNKNOWN and "1 is appended twice to 'x'" in result.reason
 
 
-def test_what_other_keys_show_is_found_beside_an_append_made_twice(done) -> None:
+def test_an_anomaly_of_another_key_is_found_despite_a_value_appended_twice(done) -> None:
     twice = [txn(process, ("append", "x", 1)) for process in range(40)]
     result = check_transactions(done(*twice, txn(0, ("append", "y", 1)), txn(1, ("r", "y", []))))
     assert result.verdict is Verdict.INVALID and "G-single-realtime" in result.stats["anomalies"]
 
 
-def test_a_value_written_again_may_be_needed_later(events) -> None:
+def test_a_concurrent_write_of_the_same_value_may_explain_a_later_read(events) -> None:
     history = events((0, "invoke", "txn", [["w", "x", 1]]), (2, "invoke", "txn", [["w", "x", 1]]),
                      (2, "ok", "txn", [["w", "x", 1]]), (2, "invoke", "txn", [["w", "x", 5]]),
                      (2, "ok", "txn", [["w", "x", 5]]), (0, "ok", "txn", [["w", "x", 1]]),
@@ -232,15 +232,17 @@ def test_a_value_written_again_may_be_needed_later(events) -> None:
     ],
 )
 @pytest.mark.parametrize("workload", ["list-append", "rw-register"])
-def test_other_writes_than_were_asked_for_leave_it_open(events, workload: str, asked: list, answered: list) -> None:
-    """What became of those that were asked for nobody knows."""
+def test_writes_that_differ_from_those_invoked_make_the_verdict_unknown(
+    events, workload: str, asked: list, answered: list
+) -> None:
+    """The fate of the invoked writes is unknown."""
     if workload == "rw-register":
         asked, answered = ([[f.replace("append", "w"), k, v] for f, k, v in steps] for steps in (asked, answered))
     result = check_transactions(events((0, "invoke", "txn", asked), (0, "ok", "txn", answered)), workload)
     assert result.verdict is Verdict.UNKNOWN and "returned other writes than it was invoked with" in result.reason
 
 
-def test_an_answer_may_leave_out_reads_and_name_functions_otherwise(events) -> None:
+def test_an_answer_may_omit_reads_and_use_other_names_of_functions(events) -> None:
     asked, answered = [["read", "x", None], ["w", "x", 1.0], ["r", "y", None]], [["write", "x", 1], ["r", "y", None]]
     history = events((0, "invoke", "txn", asked), (0, "ok", "txn", answered))
     assert check_transactions(history, "rw-register").verdict is Verdict.VALID
@@ -257,8 +259,8 @@ FUTURES = {
 }  # fmt: skip
 
 
-def test_orders_of_what_committed_are_never_two(events) -> None:
-    """An element that was rolled back may have been seen before it went; the order of the others is one."""
+def test_reads_that_order_committed_appends_differently_rule_out_every_level(events) -> None:
+    """An element that was rolled back may have been read before; all others have one order."""
     for told, strongest in (([2, 1], None), ([3, 1, 2], "read-uncommitted")):
         history = events(
             (5, "invoke", "txn", [["append", "x", 3]]), (5, "info", "txn", None),
@@ -270,7 +272,7 @@ def test_orders_of_what_committed_are_never_two(events) -> None:
         assert check_transactions(history).stats["strongest"] == strongest
 
 
-def test_appends_of_one_transaction_stand_together_in_a_read_that_is_wrong_otherwise_too(done) -> None:
+def test_g0_is_also_found_in_a_read_that_is_internally_wrong(done) -> None:
     torn = [("append", "x", 14), ("r", "x", [11, 14, 12])]
     history = done(txn(0, ("append", "x", 11), ("append", "x", 12)), txn(0, *torn))
     result = check_transactions(history)
@@ -278,7 +280,7 @@ def test_appends_of_one_transaction_stand_together_in_a_read_that_is_wrong_other
 
 
 @pytest.mark.parametrize("reading", FUTURES)
-def test_no_serial_order_shows_this(events, reading: str) -> None:
+def test_reads_of_own_future_or_torn_writes_are_not_serializable(events, reading: str) -> None:
     history = overlapping(events, *[txn(i, *steps) for i, steps in enumerate(FUTURES[reading])])
     result = check_transactions(history, level="serializable")
     assert result.verdict is Verdict.INVALID and result.witness is not None
@@ -287,7 +289,7 @@ def test_no_serial_order_shows_this(events, reading: str) -> None:
 @pytest.mark.parametrize(("workload", "write", "seen", "none"), [
     ("list-append", "append", [1], []), ("rw-register", "w", 1, None)
 ])  # fmt: skip
-def test_a_crashed_transaction_happened_as_a_whole(events, workload: str, write: str, seen: Any, none: Any) -> None:
+def test_a_crashed_transaction_takes_effect_as_a_whole(events, workload: str, write: str, seen: Any, none: Any) -> None:
     asked = [[write, "x", 1], [write, "y", 1]]
     told = [["r", "x", seen], ["r", "y", none]]
     history = events((0, "invoke", "txn", asked), (0, "info", "txn", None), (1, "invoke", "txn", told),
@@ -297,7 +299,7 @@ def test_a_crashed_transaction_happened_as_a_whole(events, workload: str, write:
 
 
 @pytest.mark.parametrize(("workload", "value"), [("list-append", [9]), ("rw-register", 9)])
-def test_reads_of_what_nobody_wrote_are_valid_in_no_history(done, workload: str, value: Any) -> None:
+def test_a_read_of_a_value_never_written_is_invalid_in_a_complete_history(done, workload: str, value: Any) -> None:
     history = History.of(done(txn(0, ("r", "x", value))))
     assert check_transactions(history, workload, level="read-uncommitted").verdict is Verdict.INVALID
     assert check_transactions(history, workload, excerpt=True).verdict is Verdict.UNKNOWN
@@ -316,7 +318,7 @@ LONG_FORK = {
 
 
 @pytest.mark.parametrize("workload", LONG_FORK)
-def test_a_long_fork_is_no_snapshot_isolation(events, workload: str) -> None:
+def test_a_long_fork_rules_out_snapshot_isolation(events, workload: str) -> None:
     history = overlapping(events, *[txn(i, *steps) for i, steps in enumerate(LONG_FORK[workload])])
     result = check_transactions(history, workload, level="snapshot-isolation")
     assert result.verdict is Verdict.INVALID and set(result.stats["anomalies"]) == {"G-nonadjacent"}
@@ -325,7 +327,7 @@ def test_a_long_fork_is_no_snapshot_isolation(events, workload: str) -> None:
     assert check_transactions(history, workload, level="read-committed").verdict is Verdict.VALID
 
 
-def test_write_skew_is_allowed_by_snapshots_but_not_where_both_also_wrote_one_key(events) -> None:
+def test_snapshot_isolation_allows_write_skew_unless_both_also_write_one_key(events) -> None:
     skew = [(("r", "x", []), ("append", "y", 1)), (("r", "y", []), ("append", "x", 1))]
     history = overlapping(events, *[txn(i, *steps) for i, steps in enumerate(skew)])
     assert check_transactions(history, level="strong-snapshot-isolation").verdict is Verdict.VALID
@@ -335,7 +337,7 @@ def test_write_skew_is_allowed_by_snapshots_but_not_where_both_also_wrote_one_ke
     assert "no-snapshot-order" in result.stats["anomalies"]
 
 
-def test_snapshots_by_process_and_by_time(done) -> None:
+def test_a_stale_read_rules_out_the_stronger_snapshot_levels(done) -> None:
     stale = [txn(0, ("append", "x", 1)), txn(1, ("r", "x", []))]
     levels = check_transactions(done(*stale)).stats["levels"]
     assert "strong-session-snapshot-isolation" in levels and "strong-snapshot-isolation" not in levels
@@ -344,13 +346,13 @@ def test_snapshots_by_process_and_by_time(done) -> None:
     assert "snapshot-isolation" in levels and "strong-session-snapshot-isolation" not in levels
 
 
-def test_a_read_that_is_not_repeated_leaves_read_committed(events) -> None:
+def test_a_non_repeatable_read_leaves_read_committed(events) -> None:
     for workload, write, first, then in (("list-append", "append", [], [1]), ("rw-register", "w", None, 1)):
         history = overlapping(events, txn(0, (write, "x", 1)), txn(1, ("r", "x", first), ("r", "x", then)))
         assert check_transactions(history, workload).stats["strongest"] == "read-committed"
 
 
-def test_nothing_comes_after_a_crashed_transaction_of_the_same_process(events) -> None:
+def test_a_crashed_transaction_need_not_precede_the_next_one_of_its_process(events) -> None:
     for workload, write, seen in (("list-append", "append", [1]), ("rw-register", "w", 1)):
         history = events(
             (0, "invoke", "txn", [[write, "x", 1], [write, "y", 1]]), (0, "info", "txn", None),
@@ -395,15 +397,15 @@ def test_random_serializable_histories_pass_and_corrupted_ones_mostly_do_not() -
     assert caught >= 15
 
 
-def test_unknown_names_are_refused(done) -> None:
+def test_unknown_levels_and_workloads_are_refused(done) -> None:
     with pytest.raises(ValueError, match="no isolation level"):
         check_transactions([], level="perfect")
     with pytest.raises(ValueError, match="no transaction workload"):
         check_transactions([], "nonsense")
 
 
-def test_null_is_a_value(done, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads it may have found nothing, or what was written: few transactions tell by their orders."""
+def test_null_can_be_written_and_read_as_a_value(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of it may be of the initial state or of a write; the orders of few transactions tell which."""
     listed = done(txn(0, ("append", "x", None)), txn(1, ("r", "x", [None])))
     assert check_transactions(listed).verdict is Verdict.VALID
     history = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", None)), txn(2, ("r", "x", None)))
@@ -423,7 +425,7 @@ def one_after_the_other(*transactions: list[tuple]) -> list[Operation]:
 
 
 def test_steps_of_the_other_workload_are_refused() -> None:
-    """Left out, they would make a history of nothing, in which nothing is wrong."""
+    """Without them the history would be empty, and so valid."""
     torn = one_after_the_other([("append", "x", 1)], [("append", "x", 2)], [("r", "x", [2, 1])])
     assert check_transactions(torn).verdict is Verdict.INVALID
     with pytest.raises(ValueError, match="must be w or r here, not 'append'"):
@@ -436,7 +438,7 @@ def test_steps_of_the_other_workload_are_refused() -> None:
 
 @pytest.mark.parametrize("one", [1, [1], {"a": [1]}, (1, 2)])
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_lists_may_be_tuples_and_values_and_keys_anything(one: Any, kind: Any) -> None:
+def test_lists_may_be_tuples_and_keys_and_values_may_have_any_type(one: Any, kind: Any) -> None:
     appended = [("append", one, one), ("r", one, kind([one]))]
     fine = check_transactions(one_after_the_other(appended, [("r", one, [one]), ("r", one, kind([one]))]))
     assert (fine.verdict, fine.stats["anomalies"]) == (Verdict.VALID, {})
@@ -448,8 +450,8 @@ def test_lists_may_be_tuples_and_values_and_keys_anything(one: Any, kind: Any) -
     assert stale.verdict is Verdict.INVALID
 
 
-def test_memory_of_many_transactions_is_measured() -> None:
-    """Foretold are 114 MiB, which a transaction of four steps may take; what these take is a tenth of that."""
+def test_the_memory_of_transactions_is_measured_and_not_estimated() -> None:
+    """The estimate of 114 MiB is for transactions of four steps; these take a tenth of that."""
     history = History.from_operations(
         Operation(
             process=0, f="txn", value=[["w", at, at]], result=[["w", at, at]], invoked=2 * at, returned=2 * at + 1

@@ -23,7 +23,7 @@ class ForgetsTheReturn(Base):
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "read":
             return state if result == state else ILLEGAL
-        state += 1  # and then nothing
+        state += 1  # and does not return it
 
 
 class ReturnsNothing(Model):
@@ -76,13 +76,13 @@ class PureThatChanges(Base):
     ],
 )
 @pytest.mark.parametrize("checked", [check, check_sequential])
-def test_mistakes(done, checked: Any, model: Model, message: str) -> None:
+def test_a_mistake_in_a_model_is_reported_at_the_first_call(done, checked: Any, model: Model, message: str) -> None:
     history = done((0, "inc", None, None), (0, "read", None, 5))
     with pytest.raises(ModelError, match=message):
         checked(history, model)
 
 
-def test_states_that_are_null_or_a_boolean_are_fine_where_they_are_to_be_expected(done) -> None:
+def test_null_and_boolean_states_are_accepted_where_they_are_expected(done) -> None:
     class Flag(Model):
         def start(self) -> Any:
             return False

@@ -55,7 +55,7 @@ JSON = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """What JSON says, spelled out."""
+    """Equality as JSON defines it."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -68,7 +68,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(JSON, JSON)
-def test_exact_values_are_equal_where_json_values_are(one: Any, other: Any) -> None:
+def test_exact_values_are_equal_if_and_only_if_json_values_are(one: Any, other: Any) -> None:
     assert (exact(one) == exact(other)) is same(one, other)
     assert same(one, other) <= (hash(exact(one)) == hash(exact(other)))
     assert exact(exact(one)) == exact(one)
@@ -76,12 +76,12 @@ def test_exact_values_are_equal_where_json_values_are(one: Any, other: Any) -> N
 
 
 @given(JSON)
-def test_a_boolean_is_found_however_deep(value: Any) -> None:
+def test_a_boolean_is_found_at_any_depth(value: Any) -> None:
     text = json.dumps(value).replace('"true"', "")
     assert holds_boolean([None, value]) is ("true" in text or "false" in text)
 
 
-def test_truth_of_answers() -> None:
+def test_truth_is_defined_for_booleans_only() -> None:
     assert [truth(value) for value in (True, False, TRUE, FALSE, 1, 0, None, "")] == [True, False] * 2 + [None] * 4
 
 
@@ -99,14 +99,14 @@ REGISTERS = (Register(), CASRegister(), Register(initial=7), CASRegister(initial
         ({"a": 1}, [["a", 1]], False), ("1", 1, False), ([[0, False]], [[0, 0]], False),
     ],
 )  # fmt: skip
-def test_a_register_answers_what_was_written(
+def test_a_register_compares_values_as_json_does(
     done, model: Model, checked: Any, written: Any, read: Any, fine: bool
 ) -> None:
     history = done((0, "write", written, written), (1, "read", None, read))
     assert checked(history, model).valid is fine
 
 
-def test_an_initial_value_is_compared_the_same_way(done) -> None:
+def test_an_initial_value_is_compared_as_json_does(done) -> None:
     assert check(done((0, "read", None, 1)), Register(initial=True)).verdict is Verdict.INVALID
     assert check(done((0, "read", None, True)), Register(initial=1)).verdict is Verdict.INVALID
     assert check(done((0, "read", None, True)), Register(initial=True)).verdict is Verdict.VALID
@@ -146,7 +146,7 @@ def test_an_initial_value_is_compared_the_same_way(done) -> None:
         (Topic(queues=2), [("send", 1, None), ("tail", {}, [0, 1]), ("tail", {}, [1, 1])], False),
     ],
 )  # fmt: skip
-def test_models(done, model: Model, operations: list[tuple[Any, ...]], fine: bool) -> None:
+def test_models_compare_values_as_json_does(done, model: Model, operations: list[tuple[Any, ...]], fine: bool) -> None:
     history = done(*((process, *operation) for process, operation in enumerate(operations)))
     for result in (check(history, model), check_sequential(_by_one_process(history), model)):
         assert result.valid is fine, result.reason
@@ -156,7 +156,7 @@ def _by_one_process(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**event, "process": 0} for event in history]
 
 
-def test_keys_are_values_too(events) -> None:
+def test_keys_are_compared_as_json_does(events) -> None:
     rows = [(0, "invoke", "write", 5, True), (0, "ok", "write", 5, True)]
     rows += [(0, "invoke", "read", None, 1), (0, "ok", "read", None, 1)]
     result = check(events(*rows), Register())
@@ -168,20 +168,20 @@ def test_keys_are_values_too(events) -> None:
 @pytest.mark.parametrize(
     ("value", "told"), [(1, False), ("true", False), (None, False), (0.5, False), (True, None), ([1], None), ({}, None)]
 )
-def test_histories_of_plain_values_spare_a_look_for_booleans(done, value: Any, told: bool | None) -> None:
+def test_a_history_knows_whether_its_values_rule_booleans_out(done, value: Any, told: bool | None) -> None:
     history = History.of(done((0, "write", value, value)))
     assert history.booleans is told
     assert History.of(list(history)).booleans is told
 
 
-def test_a_witness_shows_what_was_recorded(done) -> None:
+def test_a_witness_shows_values_as_they_were_recorded(done) -> None:
     result = check(done((0, "write", [True], [True]), (1, "read", None, [1])), Register())
     assert result.witness is not None
     assert [operation.result for operation in result.witness.operations][-1] == [1]
     assert '"value": [true]' in json.dumps(result.to_json()) or '"result": [1]' in json.dumps(result.to_json())
 
 
-def test_a_user_s_model_sees_plain_values_that_are_told_apart(done) -> None:
+def test_a_user_model_gets_plain_values_and_still_tells_true_from_1(done) -> None:
     class Last(Model):
         def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
             if f == "write":
@@ -195,20 +195,20 @@ def test_a_user_s_model_sees_plain_values_that_are_told_apart(done) -> None:
         assert check_sequential(_by_one_process(history), Last()).valid is fine
 
 
-def test_amounts_are_numbers(done) -> None:
+def test_booleans_are_not_amounts_or_sums(done) -> None:
     with pytest.raises(HistoryError, match="a counter cannot be used with values like these"):
         check(done((0, "add", True, None), (0, "read", None, 1)), "counter")
     assert check(done((0, "add", 1, None), (0, "read", None, True)), "counter").verdict is Verdict.INVALID
     assert check(done((0, "add", 1, True), (0, "read", None, 1)), "fetch-and-add:initial=1").verdict is Verdict.INVALID
 
 
-def test_a_step_of_a_multi_register_is_a_read_or_a_write(done) -> None:
+def test_a_step_of_a_multi_register_must_be_a_read_or_a_write(done) -> None:
     steps = [["append", "x", 1]]
     with pytest.raises(HistoryError, match=r"process 0's txn.*'append' is neither"):
         check(done((0, "txn", steps, steps)), "multi-register")
 
 
-def test_the_operation_that_a_model_cannot_be_used_with_is_named(done) -> None:
+def test_the_error_names_the_operation_that_a_model_cannot_judge(done) -> None:
     history = done((0, "add", 1, True), (1, "read", None, [1]), (2, "read", None, 5))
     with pytest.raises(HistoryError, match=r"a set cannot be used with process 2's read\(\) -> 5 \(.*returned 5"):
         check(history, "set")
@@ -216,7 +216,7 @@ def test_the_operation_that_a_model_cannot_be_used_with_is_named(done) -> None:
     assert odd.verdict is Verdict.INVALID and "contains(7) -> 7" in odd.reason
 
 
-def test_checkers_beside_linearizability(done) -> None:
+def test_property_checkers_compare_values_as_json_does(done) -> None:
     assert check_unique_ids(done((0, "generate", None, True), (0, "generate", None, 1))).verdict is Verdict.VALID
     lost = check_set(done((0, "add", True, None), (0, "add", 1, None), (0, "read", None, [1])))
     assert (lost.verdict, lost.stats["counts"]["lost"]) == (Verdict.INVALID, 1)
@@ -244,7 +244,7 @@ def test_no_checker_takes_a_boolean_for_a_number(done, checker: Any, operations:
         checker(done(*((0, *operation) for operation in operations)))
 
 
-def test_no_delay_is_a_boolean(done) -> None:
+def test_a_boolean_delay_is_refused(done) -> None:
     with pytest.raises(TypeError, match="false is not a number"):
         check_delay(done((0, "send", {"message": 1, "delay_ms": False}, None)))
 
@@ -268,7 +268,7 @@ def test_no_delay_is_a_boolean(done) -> None:
         (([1], [1.0]), True),
     ],
 )
-def test_every_checker_tells_keys_apart(
+def test_property_checkers_compare_keys_as_json_does(
     events, checker: Any, one: tuple[Any, ...], other: tuple[Any, ...], keys: tuple[Any, Any], same: bool
 ) -> None:
     rows = []
@@ -285,7 +285,7 @@ def test_every_checker_tells_keys_apart(
         (OnlineLog, [("append", True, [0, True]), ("read", {}, {"offset": 0, "messages": [1], "tail": 1})]),
     ],
 )
-def test_online(done, online: Any, operations: list[tuple[Any, ...]]) -> None:
+def test_online_checkers_compare_values_as_json_does(done, online: Any, operations: list[tuple[Any, ...]]) -> None:
     *before, last = done(*((0, *operation) for operation in operations))
     checker = online()
     assert [checker.feed(event) for event in before] == [None] * len(before)

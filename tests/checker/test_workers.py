@@ -17,7 +17,9 @@ from checker.linearizability.check import check
 from checker.verdict import Verdict
 from checker.workers import map_in_processes, worker_pool
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wish that only Linux grants")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="workers are killed with their parent only on Linux"
+)
 
 
 def square_or_die(number: int) -> int:
@@ -30,16 +32,16 @@ def refuse(number: int) -> int:
     raise ValueError(f"not {number}")
 
 
-def test_answers_come_in_order() -> None:
+def test_answers_are_in_the_order_of_their_inputs() -> None:
     assert map_in_processes(square_or_die, [5, 1, 4], 2) == [25, 1, 16]
 
 
-def test_a_process_that_is_killed_is_not_waited_for() -> None:
+def test_the_answer_of_a_killed_process_is_none() -> None:
     answers = map_in_processes(square_or_die, [1, 2, 3], 1)
     assert answers == [1, 4, None]
 
 
-def test_what_a_process_raises_is_raised_here() -> None:
+def test_an_error_in_a_worker_is_raised_in_the_caller() -> None:
     with pytest.raises(ValueError, match="not 1"):
         map_in_processes(refuse, [1, 2, 3, 4], 2)
 
@@ -77,7 +79,7 @@ def test_a_file_whose_process_is_killed_is_undecided(
     assert capsys.readouterr().out.count("killed") == 2
 
 
-def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
+def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
     marks = tmp_path / "pids"
     code = (
         "import os, sys, time\n"
@@ -120,7 +122,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("how", ["answered", "interrupted"])
-def test_work_that_nobody_wants_any_more_is_not_waited_for(how: str) -> None:
+def test_work_left_over_after_an_answer_or_an_interrupt_is_not_waited_for(how: str) -> None:
     assert subprocess.run([sys.executable, "-c", ENDED, how], timeout=60, check=False).returncode == 0
 
 
@@ -150,9 +152,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_second_interrupt_ends_what_the_first_waited_for(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_program_and_its_workers(tmp_path: Path) -> None:
     """The standard library's pool loses its own thread when an interrupt comes while it waits for that: the program
-    then waits for its processes, and they for work, for ever."""
+    then waits for its processes, and they for work, forever."""
     marks = tmp_path / "pids"
     done = subprocess.run([sys.executable, "-c", IMPATIENT, str(marks)], timeout=60, check=False)
     assert done.returncode == 7
@@ -161,10 +163,10 @@ def test_a_second_interrupt_ends_what_the_first_waited_for(tmp_path: Path) -> No
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_something_is_handed_out_leaves_a_pool_that_ends(
+def test_an_interrupt_while_work_is_submitted_leaves_a_pool_that_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is heard once that is done: half done, nobody would be given it, and all would wait for it."""
+    """It is deferred until then: half-submitted work would never run, and be waited for forever."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -192,5 +194,5 @@ def handler_of(number: int) -> str:
     return "1" if found is signal.SIG_IGN else repr(found)
 
 
-def test_only_the_one_that_is_killed_is_lost() -> None:
+def test_only_the_answer_of_the_killed_process_is_lost() -> None:
     assert map_in_processes(square_or_die, [3, 1, 2, 4, 5], 2) == [None, 1, 4, 16, 25]

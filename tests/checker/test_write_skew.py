@@ -37,7 +37,7 @@ def checked(lines: Sequence[Line], key: Any = 7) -> Result:
         ([*SKEW, *FIRST_OPEN, *read(1, 2)], "write-skew"),
         ([*SKEW, *FIRST_OPEN, *read(1), *read(2)], "write-skew"),
         ([SKEW[0], OK[0], SKEW[1], OK[1]], "late-insert"),
-        # What has no answer, and was seen before the other one began.
+        # An insert without an answer, seen before the other one began.
         ([SKEW[0], (0, "info", "insert", [1, None]), *read(1), SKEW[1], OK[1]], "late-insert"),
         ([*SKEW, *FIRST_ONLY, *read(1, 2)], "unexpected"),
         ([*SKEW, *FIRST_ONLY, *read(1, 1)], "unexpected"),
@@ -45,7 +45,7 @@ def checked(lines: Sequence[Line], key: Any = 7) -> Result:
         ([*read(1), *SKEW, *FIRST_ONLY], "unexpected"),
     ],
 )
-def test_two_rows_of_a_key_are_wrong(lines: list[Line], kind: str) -> None:
+def test_two_rows_of_one_key_are_a_violation(lines: list[Line], kind: str) -> None:
     found = checked(lines)
     assert found.verdict is Verdict.INVALID and found.stats["counts"][kind] >= 1
     assert found.reason.startswith("Key 7: ") and found.witness is not None
@@ -68,32 +68,32 @@ def test_the_witness_is_both_inserts_each_before_the_other() -> None:
     assert "each of them found no row" in checked([*SKEW, *OK]).reason
 
 
-def test_of_three_rows_two_that_ran_at_the_same_time_are_shown() -> None:
+def test_the_witness_of_three_rows_is_two_concurrent_inserts() -> None:
     third = (2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])
     found = checked([SKEW[0], OK[0], SKEW[1], third[0], OK[1], third[1]])
     assert found.stats["counts"]["write-skew"] == 1 and found.witness is not None
     assert [operation.value for operation in found.witness.operations] == [[None, 2], [3, None]]
 
 
-def test_of_three_rows_at_the_same_time_the_first_two_are_shown() -> None:
+def test_the_witness_of_three_concurrent_inserts_is_the_first_two() -> None:
     third = (2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])
     witness = checked([*SKEW, third[0], *OK, third[1]]).witness
     assert witness is not None and [operation.value for operation in witness.operations] == [[1, None], [None, 2]]
 
 
-def test_a_row_that_is_inserted_again_after_no_answer_came_is_one_row() -> None:
+def test_an_insert_retried_after_an_unknown_outcome_is_one_row() -> None:
     again = [(0, "invoke", "insert", [1, None]), (0, "info", "insert", [1, None]), (1, "invoke", "insert", [1, None]),
              (1, "ok", "insert", [1, None])]  # fmt: skip
     assert checked([*again, *read(1)]).verdict is Verdict.VALID
     assert checked([*again, *read(1)]).stats["counts"]["unexpected"] == 0
 
 
-def test_other_operations_are_passed_over() -> None:
+def test_other_operations_are_ignored() -> None:
     others = [(3, "invoke", "txn", [["r", 1, None]]), (3, "ok", "txn", 5)]
     assert checked([*others, *SKEW, *FIRST_ONLY, *read(1)]).verdict is Verdict.VALID
 
 
-def test_one_row_of_a_key_is_right() -> None:
+def test_one_row_of_a_key_is_valid() -> None:
     found = checked([*SKEW, *FIRST_ONLY, *read(1)])
     assert found.verdict is Verdict.VALID and "1 keys, 1 of them" in found.reason
     assert found.stats["keys"] == found.stats["contended"] == 1 and set(found.stats["counts"].values()) == {0}
@@ -107,15 +107,15 @@ def test_one_row_of_a_key_is_right() -> None:
         # Reads that began too early to tell, and one that is too old.
         ([SKEW[0], OK[0], (2, "invoke", "read", None), SKEW[1], FIRST_OPEN[1], (2, "ok", "read", [1])], 1),
         ([*SKEW, *FIRST_OPEN, *read()], 1),
-        # What a read shows is not open, though others are still at work then.
+        # An insert that a read shows is not open, though the other still is.
         ([*SKEW, (0, "info", "insert", [1, None]), *read(1), (1, "fail", "insert", [None, 2])], 0),
-        # With nothing that committed for certain one open insert is no second one, and two are.
+        # Without a certain commit, one open insert leaves nothing undecided, and two do.
         ([*SKEW, (0, "fail", "insert", [1, None]), (1, "info", "insert", [None, 2])], 0),
         ([*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2])], 1),
         ([*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2]), *read()], 0),
     ],
 )  # fmt: skip
-def test_an_insert_of_unknown_outcome_is_no_violation_and_is_said(lines: list[Line], undecided: int) -> None:
+def test_an_insert_of_unknown_outcome_is_no_violation_but_may_be_undecided(lines: list[Line], undecided: int) -> None:
     found = checked(lines)
     assert found.verdict is not Verdict.INVALID and found.stats["counts"]["undecided"] == undecided
     if found.verdict is Verdict.VALID:
@@ -131,12 +131,12 @@ def test_an_insert_of_unknown_outcome_is_no_violation_and_is_said(lines: list[Li
         [*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2])],
     ],
 )
-def test_where_no_two_inserts_met_of_which_one_committed_nothing_was_tested(lines: list[Line]) -> None:
+def test_a_history_without_a_contended_key_is_unknown(lines: list[Line]) -> None:
     found = checked(lines)
     assert found.verdict is Verdict.UNKNOWN and "nothing was tested" in found.reason
 
 
-def test_keys_are_judged_by_themselves() -> None:
+def test_inserts_of_different_keys_do_not_conflict() -> None:
     apart = [
         {"process": process, "type": kind, "f": f, "value": value, "key": process}
         for process, kind, f, value in [*SKEW, *OK]
@@ -150,8 +150,8 @@ def test_a_row_that_later_reads_lack_is_unknown_not_valid() -> None:
     assert found.stats["counts"]["missing"] == 1
 
 
-def test_histories_of_jepsens_form_are_read(tmp_path: Path) -> None:
-    """There the key stands before the value, and nothing is read."""
+def test_keyed_histories_of_jepsen_are_read(tmp_path: Path) -> None:
+    """There the key precedes the value, and there are no reads."""
 
     def verdict_of(second_key: int) -> Verdict:
         events = [(0, "invoke", 4, "11 nil"), (1, "invoke", second_key, "nil 12"), (0, "ok", 4, "11 nil"),
@@ -168,14 +168,14 @@ def test_histories_of_jepsens_form_are_read(tmp_path: Path) -> None:
     assert verdict_of(5) is Verdict.UNKNOWN
 
 
-def test_a_read_that_is_no_list_is_refused() -> None:
+def test_a_read_that_is_not_a_list_is_refused() -> None:
     with pytest.raises(TypeError, match="a list of rows"):
         checked([*SKEW, *FIRST_ONLY, (2, "invoke", "read", None), (2, "ok", "read", 1)])
 
 
-def test_a_key_is_contended_by_two_of_which_one_committed() -> None:
-    """Not by two that were refused, though a third one had committed before; nor by one that began when the other was
-    known to be there, although its client had no answer yet."""
+def test_a_key_is_contended_by_concurrent_inserts_of_which_one_committed() -> None:
+    """Not by two that were refused after a third one had committed; nor by one that began after a read had shown the
+    other, although its client had no answer yet."""
     third = [(2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])]
     refused = [(0, "fail", "insert", [1, None]), (1, "fail", "insert", [None, 2])]
     assert checked([*third, *SKEW, *refused]).verdict is Verdict.UNKNOWN
@@ -187,7 +187,7 @@ def test_a_key_is_contended_by_two_of_which_one_committed() -> None:
     assert checked([SKEW[1], third[0], (1, "fail", "insert", [None, 2]), third[1]]).verdict is Verdict.VALID
 
 
-def test_a_file_of_inserts_with_places_for_two_tables_has_no_keys(tmp_path: Path) -> None:
+def test_inserts_for_two_tables_are_not_split_into_key_and_value(tmp_path: Path) -> None:
     lines = [
         json.dumps({"process": process, "type": kind, "f": f, "value": [row, None]})
         for kind in ("invoke", "ok")

@@ -1,4 +1,4 @@
-"""Whatever faults happen when: the node stays safe, and is live once they have stopped.
+"""Under any faults at any time the node stays safe, and is live once they have stopped.
 
 The properties that a run must have, and which of its checks verifies each (harness.clusters.sim.invariants,
 harness.systems.broker_checks, the workloads' own):
@@ -12,8 +12,8 @@ harness.systems.broker_checks, the workloads' own):
     and all replicas equal
 
 The first phase is one of safety, with load and faults; in the second one the faults have stopped and the cluster must
-make progress: take writes, bring all replicas to the same end, answer the final reads. TEETH shows that mistakes would
-be seen; for log matching, which no mutant breaks on its own, the tests of the invariants do.
+make progress: take writes, bring all replicas to the same end, answer the final reads. The mutants of MUST_BREAK show
+that the checks detect mistakes; for log matching, which no mutant breaks on its own, the tests of the invariants do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.computed
 LOAD_S = 4.0
 
 SEEDS = 6
-"""In which a mistake must be seen; how an election goes depends on the order of events."""
+"""In one of which a mutant must be seen; how an election goes depends on the order of events."""
 
 RECOVERY_S = 12.0
 """From the end of the load, half a second after the last heal: some elections of the fast timings, and the repair of
@@ -94,14 +94,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @pytest.fixture(scope="module")
-def soon() -> Any:
+def short_recovery() -> Any:
     """Recovery within RECOVERY_S, or the replicas count as stuck."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BrokerSystem, "recovery_timeout_s", RECOVERY_S)
         yield
 
 
-@pytest.mark.timeout(900)  # what is found is made smaller, run by run: that is worth more than an end in time
+@pytest.mark.timeout(900)  # a failure is shrunk run by run: that is worth more than an end in time
 @settings(max_examples=10, phases=[phase for phase in Phase if phase is not Phase.explain])
 @given(
     schedule=schedules(),
@@ -109,7 +109,9 @@ def soon() -> Any:
     workload=st.sampled_from(("register", "log", "queue", "delay", "transactions")),
     nodes=st.sampled_from((3, 5)),
 )
-def test_the_node_is_safe_and_live(soon: None, schedule: Schedule, seed: int, workload: str, nodes: int) -> None:
+def test_the_node_is_safe_and_live_under_any_schedule(
+    short_recovery: None, schedule: Schedule, seed: int, workload: str, nodes: int
+) -> None:
     test = Test(
         system="broker", cluster="sim", nodes=nodes, workload=workload, nemesis=(), nemesis_interval_s=5.0,
         time_limit_s=LOAD_S, concurrency=4, rate=60.0, seed=seed,
@@ -122,7 +124,7 @@ def test_the_node_is_safe_and_live(soon: None, schedule: Schedule, seed: int, wo
     assert run.operations > 0
 
 
-TEETH: Mapping[str, tuple[str, ...]] = {
+MUST_BREAK: Mapping[str, tuple[str, ...]] = {
     "vote-not-persisted": ("invariants votes", "invariants election", "leaders"),
     "vote-for-shorter-log": ("invariants completeness", "invariants commitment", "replicas"),
     "checksum-ignored": ("invariants recovery",),
@@ -141,10 +143,10 @@ SLOW = {"accept-gap", "compare-index-only", "truncate-committed", "vote-for-shor
 
 @pytest.mark.parametrize(
     "mutant",
-    [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in TEETH],
+    [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in MUST_BREAK],
 )
-def test_a_mistake_would_be_seen(mutant: str, soon: None, tmp_path: Path) -> None:
-    missing = set(TEETH[mutant])
+def test_the_checks_detect_the_mutant(mutant: str, short_recovery: None, tmp_path: Path) -> None:
+    missing = set(MUST_BREAK[mutant])
     for seed in range(SEEDS):
         quiet = Console(file=io.StringIO(), quiet=True)
         parts = parts_of(*SCENARIOS[mutant].run_of(mutant, seed))

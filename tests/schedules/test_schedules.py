@@ -1,7 +1,7 @@
 """Scripted schedules: what went wrong elsewhere, or nearly, and must not go wrong here.
 
 Each directory holds a `schedule.json` and the options it is run with (`test.json`); README.md says what it is about.
-The node must come through valid. If a mutant represents the mistake, the same schedule must expose it: that
+The node must be valid under it. If a mutant represents the mistake, the same schedule must expose it: that
 shows that the schedule still reaches what it was written for, whatever the order of events has become.
 """
 
@@ -46,7 +46,7 @@ SLOW = {
     "dledger-52-poor-log-elected", "figure-8", "rocketmq-10666-stale-tail-revives",
     "rocketmq-1934-delayed-messages-after-a-switch",
 }  # fmt: skip
-"""Of which the node itself takes four seconds of processor time; that the mutant is found is tested every time."""
+"""Schedules that cost the node itself four seconds of processor time; their mutants are tested every time."""
 
 SEEDS = range(1, 6)
 """Seeds under which a mutant may be found: an election may go another way than the script has it."""
@@ -79,13 +79,13 @@ def test_every_schedule_is_listed() -> None:
         if not name.startswith("five-nodes")
     ],
 )
-def test_the_node_comes_through(name: str, tmp_path: Path) -> None:
+def test_the_node_is_valid_under_the_schedule(name: str, tmp_path: Path) -> None:
     results, _ = run(name, tmp_path)
     assert results["valid"] is True, results["reason"]
 
 
 @pytest.mark.parametrize("name", [name for name, mutant in MUTANT_OF.items() if mutant is not None])
-def test_the_schedule_gives_the_mutant_away(name: str) -> None:
+def test_the_schedule_exposes_the_mutant(name: str) -> None:
     test, schedule = load(name)
     seen = []
     for seed in SEEDS:
@@ -99,10 +99,12 @@ def test_the_schedule_gives_the_mutant_away(name: str) -> None:
 
 
 @pytest.mark.parametrize(("which", "winner"), [("shorter", "n2"), ("longer", "n3")])
-def test_the_question_at_the_end_of_s3(which: str, winner: str, tmp_path: Path) -> None:
-    """Five members: n1 leads and has, like n3, a tail that the others lack; n2 has all that is committed, n4 and n5
-    have less. When n1 dies, either n2 is elected and the tail is gone, or n3 is and it is committed. Nothing that was
-    acknowledged is lost, and nobody was told that the tail was stored."""
+def test_the_elected_log_decides_whether_an_unacknowledged_tail_is_kept(
+    which: str, winner: str, tmp_path: Path
+) -> None:
+    """The question at the end of S3. Of five members n1 leads and has, like n3, a tail that the others lack; n2 has
+    all that is committed, n4 and n5 less. When n1 dies, either n2 is elected and the tail is gone, or n3 is and it is
+    committed. Nothing acknowledged is lost, and the tail was never acknowledged."""
     results, history = run(f"five-nodes-the-{which}-log-wins", tmp_path)
     assert results["valid"] is True, results["reason"]
     cut_ns = next(e["time"] for e in history if e["process"] == "nemesis" and e["value"]["id"] == "f3")

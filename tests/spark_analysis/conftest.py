@@ -1,4 +1,4 @@
-"""One embedded Spark for all tests of this folder, and the modules beside this file."""
+"""One embedded Spark for all tests of this folder, and its modules of helpers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("embedded spark"))
 
 
-def _beside(name: str) -> ModuleType:
+def _module_of_this_folder(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"spark_tests_{name}", HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,13 +44,13 @@ def _beside(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     """The module that makes up runs."""
-    return _beside("synthetic")
+    return _module_of_this_folder("synthetic")
 
 
 @pytest.fixture(scope="session")
 def recounting() -> ModuleType:
     """The module that recomputes the figures in plain Python."""
-    return _beside("recount")
+    return _module_of_this_folder("recount")
 
 
 @pytest.fixture(scope="session")

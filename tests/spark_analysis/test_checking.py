@@ -1,4 +1,4 @@
-"""Distributed checking: the same verdicts and witnesses as on one machine."""
+"""Distributed checking: the same verdicts and witnesses as by the local checker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def without_times(witness: dict[str, Any] | None) -> Any:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e9], ids=["sent as keys", "where they are read"])
-def test_every_run_as_the_local_checker_sees_it(
+def test_every_run_has_the_verdicts_and_witnesses_of_the_local_checker(
     spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     from spark_analysis import checking
@@ -73,7 +73,7 @@ def test_every_run_as_the_local_checker_sees_it(
     assert verdicts >= {("register", "valid"), ("register", "invalid"), ("log contents", "invalid")}
 
 
-def test_one_hot_key_among_small_ones(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_a_large_run_among_small_ones_has_its_local_verdict(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     from spark_analysis.checking import CheckPlan
 
     big = synthetic.make_run(tmp_path, 1, operations=6_000, faults=0, wrong=0.001, seed=3)
@@ -85,7 +85,9 @@ def test_one_hot_key_among_small_ones(spark: Any, synthetic: ModuleType, tmp_pat
     assert found[str(big.path), "register"]["verdict"] == local.verdict.value == "invalid"
 
 
-def test_a_budget_that_runs_out_is_unknown(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_an_exhausted_budget_and_an_unsuitable_model_are_unknown(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
     from spark_analysis.checking import CheckPlan
 
     run = synthetic.make_run(tmp_path, 1, workload="log", operations=300, faults=0)
@@ -109,7 +111,9 @@ def test_a_budget_that_runs_out_is_unknown(spark: Any, synthetic: ModuleType, tm
         ("redis-sentinel-jepsen", (), "register"),
     ],
 )
-def test_corpora_have_the_local_verdicts(spark: Any, corpus: str, include: tuple[str, ...], model_of: str) -> None:
+def test_recorded_histories_have_their_local_verdicts(
+    spark: Any, corpus: str, include: tuple[str, ...], model_of: str
+) -> None:
     from spark_analysis.checking import CheckPlan
 
     found = checked(spark, str(CORPORA / corpus), CheckPlan(model=model_of, timeout_s=30), include)
@@ -132,14 +136,14 @@ PROPERTY_OF = {"counter": "counter-bounds"}  # the corpus's name of a property, 
 
 @pytest.mark.corpora
 @pytest.mark.skipif(not CORPORA.is_dir(), reason="no recorded histories beside the checkout")
-def test_transactions_have_the_local_verdicts(spark: Any) -> None:
+def test_recorded_transactions_have_their_local_verdicts(spark: Any) -> None:
     """Every property on every history, whether it was made for it or not."""
     from spark_analysis.checking import CheckPlan, check_runs, run_verdicts
     from spark_analysis.ingest import ingest, list_runs
 
     folder = CORPORA / "elle-cli"
     expected = json.loads((folder / "expected.json").read_text())
-    # Elle looks for cycles only: that nobody wrote the 3 that is read there is nothing to it.
+    # Elle only looks for cycles, and accepts the read of a 3 that was never written.
     expected["histories/elle/rw-register.edn"]["valid"] = False
     listing = list_runs(spark, str(folder / "histories"), include=("*.json",))
     runs = ingest(spark, listing, unavailable_after_ns=10**9).persist()
@@ -169,10 +173,10 @@ def test_transactions_have_the_local_verdicts(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1e9], ids=["sent as keys", "where they are read"])
-def test_transactions_of_a_store(
+def test_transactions_of_a_store_have_their_local_verdicts(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """A store's Parquet brings transactions as JSON; beside a model of keys, in runs that are cut and that are not."""
+    """Read as JSON from Parquet, next to a model with keys, for runs that are cut by key and for whole ones."""
     from spark_analysis import checking
 
     monkeypatch.setattr(checking, "WHOLE_SHARE", share)
@@ -237,7 +241,7 @@ FULL: dict[str, Any] = {"offset": 0, "max": 1, "messages": [7], "tail": None}
     ],
     ids=["unread register", "register", "unread log", "full poll", "stale poll", "unread log with stale polls"],
 )  # fmt: skip
-def test_the_workload_s_own_rules_hold(
+def test_the_rules_of_the_workload_apply_to_distributed_checks(
     spark: Any, synthetic: ModuleType, tmp_path: Path, workload: str, settings: dict[str, str], steps: Any,
     verdicts: dict[str, str],
 ) -> None:  # fmt: skip
@@ -260,7 +264,7 @@ def test_the_workload_s_own_rules_hold(
     assert all("was over" in row["reason"] for row in found.values() if row["verdict"] == "unknown")
 
 
-def test_models_that_are_not_known(spark: Any) -> None:
+def test_an_unknown_model_is_refused_in_one_line(spark: Any) -> None:
     from spark_analysis.checking import CheckPlan
     from spark_analysis.errors import AnalysisError
 

@@ -1,4 +1,4 @@
-"""A standalone cluster of two workers on this machine gives what embedded Spark gives."""
+"""A standalone cluster of two workers on this machine gives the same results as embedded Spark."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def report(command: list[str], store: Path, environment: dict[str, str]) -> dict
 
 
 def comparable(tables: dict[str, Any]) -> dict[str, Any]:
-    """Without how long each check took."""
+    """The tables without the time that each check took."""
     for row in tables["checks"]:
         row.pop("search_s")
     return {name: tables[name] for name in TABLES}
@@ -114,7 +114,7 @@ def test_spark_submit_gives_the_same_tables(
 
 
 @pytest.mark.long
-def test_an_executor_killed_in_the_middle_changes_nothing(
+def test_killed_executors_change_no_table(
     cluster: StandaloneCluster, small_store: Path, embedded: dict[str, Any], tmp_path: Path
 ) -> None:
     url, workers = cluster.url, cluster.workers
@@ -156,7 +156,7 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
 
 
 @pytest.mark.long
-def test_a_cluster_without_room_for_an_executor_is_said_to_have_none(cluster: StandaloneCluster) -> None:
+def test_a_cluster_without_room_for_an_executor_is_reported(cluster: StandaloneCluster) -> None:
     script = (
         "import os, signal, sys\n"
         "from spark_analysis import session\n"
@@ -181,8 +181,8 @@ SEARCHED = (
 )  # fmt: skip
 
 
-def simulating(environment: dict[str, str]) -> list[int]:
-    """Process ids of what simulates for executors of this cluster, wherever it has got to."""
+def simulation_pids(environment: dict[str, str]) -> list[int]:
+    """Process ids of simulations for executors of this cluster, whatever their parents are now."""
     found = []
     mark = f"TMPDIR={environment['TMPDIR']}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -203,7 +203,7 @@ def exploring(words: tuple[str, ...], environment: dict[str, str], store: Path) 
     )  # fmt: skip
 
 
-def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
+def test_exploring_on_a_cluster_finds_the_same_failures_even_if_an_executor_dies(
     cluster: StandaloneCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main
@@ -212,8 +212,8 @@ def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
     seeds = ("--seed", "2", "--seeds", "3")
     process = exploring((*seeds, "--master", url), environment, tmp_path / "far")
     try:
-        # One that has begun to load its modules has answered nothing yet.
-        wait_for("simulation", lambda: simulating(environment))
+        # A simulation that is still loading its modules has answered nothing yet.
+        wait_for("simulation", lambda: simulation_pids(environment))
         os.kill(wait_for("executor", lambda: executors(workers))[0], signal.SIGKILL)
         out, said = process.communicate(timeout=600)
     finally:
@@ -227,16 +227,16 @@ def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
         found["failures"].sort(key=lambda failure: failure["seed"])
         assert all((Path(place) / "history.jsonl").exists() for place in found.pop("kept"))
     assert far == here
-    wait_for("end of what simulated", lambda: not simulating(environment))
+    wait_for("end of simulations", lambda: not simulation_pids(environment))
     assert list(Path(environment["TMPDIR"]).glob("splitbrain-*")) == []
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_nothing_on_the_executors(cluster: StandaloneCluster, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_processes_or_files_on_the_cluster(cluster: StandaloneCluster, tmp_path: Path) -> None:
     url, workers, environment = cluster.url, cluster.workers, cluster.environment
     process = exploring(("--seed", "0", "--budget", "10m", "--master", url), environment, tmp_path)
     try:
-        wait_for("two simulations", lambda: len(simulating(environment)) == 2)
+        wait_for("two simulations", lambda: len(simulation_pids(environment)) == 2)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     finally:
@@ -244,5 +244,5 @@ def test_ctrl_c_leaves_nothing_on_the_executors(cluster: StandaloneCluster, tmp_
         process.wait()
     assert process.returncode == 255 and "harness: interrupted" in said and "Traceback" not in said
     wait_for("end of executors", lambda: not executors(workers))
-    wait_for("end of what simulated", lambda: not simulating(environment))
+    wait_for("end of simulations", lambda: not simulation_pids(environment))
     assert list(Path(environment["TMPDIR"]).glob("splitbrain-*")) == []

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.mark.long
-def test_the_same_figures_from_few_files(
+def test_a_compacted_store_gives_the_same_tables_and_verdicts(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from spark_analysis import compaction
@@ -51,7 +51,7 @@ def test_the_same_figures_from_few_files(
     assert verdicts[0] == verdicts[1]
 
 
-def test_two_runs_of_one_id_are_refused(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+def test_two_runs_with_the_same_id_are_refused(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     from spark_analysis.compaction import compact
     from spark_analysis.errors import AnalysisError
     from spark_analysis.ingest import list_runs
@@ -76,7 +76,7 @@ def report(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
     return lambda *words: main(["report", *map(str, words), "--out", str(tmp_path / "report")])
 
 
-def test_what_the_report_counts_is_copied_and_nothing_else(
+def test_exactly_the_runs_that_the_report_counts_are_compacted(
     report: Callable[..., int], spark: Any, synthetic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from spark_analysis.analysis import Options, analyse
@@ -85,7 +85,7 @@ def test_what_the_report_counts_is_copied_and_nothing_else(
     runs = [synthetic.make_run(place, number, operations=40, faults=0).path for number in range(6)]
     died = synthetic.make_run(place, 7, operations=40, faults=0, finished=False).path
     shutil.copytree(runs[4], place / "backup" / runs[4].name)
-    # A minute lies between two of them.
+    # They start one minute apart.
     assert report(place, "--where", "seed != 5", "--since", "2026-03-01T12:02", "--compact", tmp_path / "few") == 0
     said = capsys.readouterr().err
     assert [line for line in said.splitlines() if line.startswith("not compacted: ")] == [
@@ -97,10 +97,10 @@ def test_what_the_report_counts_is_copied_and_nothing_else(
 
 
 @pytest.mark.long
-def test_a_store_within_itself(
+def test_a_store_can_be_compacted_into_itself(
     report: Callable[..., int], spark: Any, synthetic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The compacted files are copies of the runs beside them; those of a run that is gone are named."""
+    """The compacted files are copies of the other runs; those of a run that is gone are reported."""
     from spark_analysis.analysis import Options, analyse
 
     place = tmp_path / "store"

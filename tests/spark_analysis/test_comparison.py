@@ -26,7 +26,7 @@ def runs_of(verdicts: str, p99_ns: list[int]) -> list[dict[str, Any]]:
     return [{**blank, "verdict": names[v], "p99_ns": p} for v, p in zip(verdicts, p99_ns, strict=True)]
 
 
-def test_worse_better_and_too_few() -> None:
+def test_a_figure_is_worse_better_or_the_same_or_has_too_few_runs() -> None:
     from spark_analysis.comparison import BETTER, SAME, TOO_FEW, WORSE, compare_groups
     from spark_analysis.statistics import fisher_exact, mann_whitney
 
@@ -51,9 +51,9 @@ def test_worse_better_and_too_few() -> None:
     assert {row["outcome"] for row in outcomes(good[:3], bad[:3]).values()} == {TOO_FEW}
 
 
-def test_what_so_few_runs_could_never_show_is_no_comparison() -> None:
-    """Four runs against four: the least p is 2 in 70, too much where there are two of them. A build in which all runs
-    are invalid must not pass for one in which nothing got worse."""
+def test_a_figure_with_too_few_runs_to_show_a_difference_is_not_compared() -> None:
+    """Four runs against four: the least p is 2 in 70, too much for two comparisons. A build whose runs are all
+    invalid must not pass for one in which nothing got worse."""
     from spark_analysis.comparison import SAME, TOO_FEW, WORSE, compare_groups
     from spark_analysis.statistics import fisher_exact
 
@@ -71,11 +71,11 @@ def test_what_so_few_runs_could_never_show_is_no_comparison() -> None:
     (unknown, invalid) = (
         next(row for row in enough.table.rows if row["figure"] == figure) for figure in ("unknown", "invalid")
     )
-    assert unknown["p_adjusted"] is None, "no run is unknown, so that it shows nothing and costs the others nothing"
+    assert unknown["p_adjusted"] is None, "no run is unknown: that is not tested and adjusts no other figure"
     assert invalid["p_adjusted"] == 2 * fisher_exact(0, 5, 5, 5)
 
 
-def test_what_chance_does_to_few_runs_is_not_worse() -> None:
+def test_a_difference_that_chance_explains_is_not_worse() -> None:
     """None of twenty runs lost anything, and two of four did: one such pair of sets in 23 is chance."""
     from spark_analysis.comparison import SAME, compare_groups
 
@@ -100,7 +100,7 @@ def test_more_successes_are_better_not_worse() -> None:
     assert (alone.groups, alone.only_in_first, alone.only_in_second) == (0, ("b",), ("c",))
 
 
-def test_runs_that_never_came_back_are_slower_than_any_that_did() -> None:
+def test_a_run_that_never_recovered_ranks_slower_than_any_that_did() -> None:
     from spark_analysis.comparison import NEVER_NS, WORSE, compare_groups
 
     figure = "longest_recovery_after_heal_ns"
@@ -112,7 +112,7 @@ def test_runs_that_never_came_back_are_slower_than_any_that_did() -> None:
     assert (row["n_first"], row["n_second"]) == (9, 9)
 
 
-def test_figures_of_every_run(selected: Any, store: Path, recounting: ModuleType) -> None:
+def test_the_figures_of_every_run_agree_with_a_recount(selected: Any, store: Path, recounting: ModuleType) -> None:
     from spark_analysis.comparison import NEVER_NS, per_run_figures
 
     rows = {row.run_id: row for row in per_run_figures(selected).collect()}
@@ -151,7 +151,7 @@ def test_the_command_fails_a_build_that_got_worse(
 
 
 @pytest.mark.long
-def test_the_command_names_what_it_leaves_out(synthetic: ModuleType, tmp_path: Path) -> None:
+def test_the_command_names_the_runs_that_it_leaves_out(synthetic: ModuleType, tmp_path: Path) -> None:
     for number in range(5):
         synthetic.make_run(tmp_path / "a", number, operations=40)
         damaged = synthetic.make_run(tmp_path / "b", number, operations=40)
@@ -161,8 +161,10 @@ def test_the_command_names_what_it_leaves_out(synthetic: ModuleType, tmp_path: P
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "no difference could be shown of 2 comparisons" in done.stderr, "had all been invalid, so few would show it"
-    assert "…" not in done.stderr, "no figure is cut, at 80 columns either"
+    assert "no difference could be shown of 2 comparisons" in done.stderr, (
+        "these runs would be enough if all were invalid"
+    )
+    assert "…" not in done.stderr, "no figure is cut off, even at 80 columns"
     assert f"left out: file:{damaged.path}: history.parquet: not readable as Parquet" in done.stderr
     (left_out,) = json.loads(done.stdout)["left_out"]
     assert left_out["run"] == f"file:{damaged.path}"

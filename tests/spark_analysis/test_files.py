@@ -80,7 +80,7 @@ def test_files_too_large_for_java_are_left_out(
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_files_that_vanish_are_reported(
+def test_files_that_vanish_after_the_listing_are_reported(
     spark: Any, synthetic: ModuleType, tmp_path: Path, depot: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from spark_analysis import analysis
@@ -103,7 +103,7 @@ def test_files_that_vanish_are_reported(
 
 
 @given(st.lists(st.integers(0, 40_000_000), max_size=40), st.integers(1, 8))
-def test_every_file_has_one_task_and_tasks_are_level(sizes: list[int], cores: int) -> None:
+def test_every_file_is_in_one_task_and_tasks_are_of_bounded_size(sizes: list[int], cores: int) -> None:
     from spark_analysis.files import _packed
     from spark_analysis.session import PARTITION_BYTES
 

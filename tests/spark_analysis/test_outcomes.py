@@ -1,4 +1,4 @@
-"""What counts as harm in a run's results, and what its workload allows."""
+"""Which anomalies in a run's results are counted, and which its workload allows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_duplicates_that_a_queue_allows_are_no_anomalies(names_what_it_notes: bo
     assert found["acknowledged"] == 2
 
 
-def test_of_an_invalid_queue_only_what_is_wrong_is_counted() -> None:
+def test_only_the_violations_of_an_invalid_queue_are_counted() -> None:
     found = outcome_of(of_a_queue([1, 2], [1, 1]))
     assert found["anomalies"] == [{"check": "total-queue", "kind": "lost", "count": 1}]
     assert found["lost"] == 1 and found["duplicated"] is None
@@ -52,6 +52,6 @@ def test_duplicates_of_a_queue_that_delivers_once_are_anomalies() -> None:
     assert found["lost"] == 0 and found["duplicated"] == 1
 
 
-def test_losses_that_are_not_certain_are_not_counted() -> None:
+def test_the_losses_of_an_unknown_verdict_are_not_counted() -> None:
     found = outcome_of({**of_a_queue([1, 2], [1]), "valid": "unknown"})
     assert found["anomalies"] == [] and found["lost"] is None

@@ -1,4 +1,4 @@
-"""A program beside Spark's Python worker: which interpreter it gets, and what is reported if that cannot be."""
+"""A program that Spark's Python worker starts: its interpreter, and what is reported if it cannot run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
         (Program(module="spark_analysis.no_such_module"), "ended with status 1: .*no_such_module"),
     ],
 )
-def test_a_program_that_cannot_answer_is_one_line(spark: Any, program: Program, words: str) -> None:
+def test_a_program_that_cannot_answer_is_reported_in_one_line(spark: Any, program: Program, words: str) -> None:
     with pytest.raises(AnalysisError, match=words) as found:
         ask(spark, program, [1], budget_s=60.0)
     assert "\n" not in str(found.value) and "Traceback" not in str(found.value)
 
 
 def stand_in(directory: Path, version: str) -> str:
-    """An interpreter that says that it is of that version, and nothing else."""
+    """An interpreter that prints that version, and nothing else."""
     path = directory / "pypy3"
     path.write_text(f"#!/bin/sh\necho {version}\n")
     path.chmod(0o755)
@@ -40,7 +40,7 @@ def stand_in(directory: Path, version: str) -> str:
 
 
 @pytest.mark.parametrize(("version", "is_taken"), [("3 11", True), ("3 9", False), ("", False)])
-def test_pypy_is_taken_where_it_is_new_enough(
+def test_pypy_is_used_if_it_is_new_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_taken: bool
 ) -> None:
     faster = stand_in(tmp_path, version)

@@ -21,7 +21,7 @@ NEMESIS = {"process": "nemesis", "type": "invoke", "f": "inject", "time": 1, "va
         ("history.jsonl", json.dumps(NEMESIS).encode() + b"\n"),
     ],
 )
-def test_a_run_in_which_no_client_did_anything(name: str, content: bytes) -> None:
+def test_a_run_without_client_operations_has_empty_figures(name: str, content: bytes) -> None:
     from spark_analysis.cutting import cut_by_key, whole
     from spark_analysis.digest import digest
     from spark_analysis.reading import read_runs
@@ -47,7 +47,7 @@ def test_a_run_in_which_no_client_did_anything(name: str, content: bytes) -> Non
         ("history.parquet", b"PAR1", "not readable as Parquet"),
     ],
 )
-def test_what_cannot_be_used_says_why(name: str, content: bytes, words: str) -> None:
+def test_the_error_of_an_unusable_file_says_why(name: str, content: bytes, words: str) -> None:
     from spark_analysis.operations import UnreadableRunError
     from spark_analysis.reading import read_runs
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_used_says_why(name: str, content: bytes, words: str) -> 
         (["test.json", "results.json", "history.jsonl"], "its history is empty"),
     ],
 )
-def test_a_run_without_a_history_says_what_became_of_it(names: list[str], words: str) -> None:
+def test_a_run_without_a_history_is_reported_with_the_cause(names: list[str], words: str) -> None:
     from spark_analysis import ingest
 
     listing = ingest.Listing("store")
@@ -91,7 +91,7 @@ def _content(tmp_path: Path, ending: str, events: list[dict[str, Any]]) -> bytes
 )
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_keys_that_differ_are_checked_apart(tmp_path: Path, keys: tuple[Any, Any], ending: str) -> None:
-    """One text for both would have a read of the first key find what was written to the second."""
+    """If both had one text, a read of the first key would find what was written to the second."""
     from checker import Register, check
     from spark_analysis.cutting import cut_by_key
     from spark_analysis.reading import read_runs
@@ -109,8 +109,8 @@ def test_keys_that_differ_are_checked_apart(tmp_path: Path, keys: tuple[Any, Any
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_pairs_of_key_and_value_are_checked_apart(tmp_path: Path, ending: str) -> None:
-    """As `harness check` does: Jepsen's independent keys would be values of one register, and a right one wrong."""
+def test_pairs_of_key_and_value_are_split_and_checked_by_key(tmp_path: Path, ending: str) -> None:
+    """As by `harness check`: as values of one register, Jepsen's independent keys would look invalid."""
     from checker import Register, check
     from checker.codecs import FormatError
     from spark_analysis.cutting import cut_by_key, whole

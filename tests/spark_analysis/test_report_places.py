@@ -1,4 +1,4 @@
-"""Where `harness report` writes: alone, and with one line if it cannot. No Java is started."""
+"""Where `harness report` writes: one at a time, and one line if it cannot. No Java is started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int
 
 @contextlib.contextmanager
 def being_written(folder: Path) -> Iterator[None]:
-    """As by another report."""
+    """Locked as by another report."""
     folder.mkdir(parents=True)
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -45,7 +45,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("busy", ["out", "few"])
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_two_do_not_write_to_one_place(
+def test_two_reports_do_not_write_to_one_directory(
     report: Callable[..., int], tmp_path: Path, busy: str, scheme: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--out", f"{scheme}{tmp_path / 'out'}", "--compact", f"{scheme}{tmp_path / 'few'}")
@@ -59,21 +59,21 @@ def test_two_do_not_write_to_one_place(
     assert last_line(capsys) == "harness: Spark did not start"
 
 
-def test_one_place_may_have_both(
+def test_out_and_compact_may_be_the_same_directory(
     report: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report("--out", tmp_path / "out", "--compact", tmp_path / "out") == 254
     assert last_line(capsys) == "harness: Spark did not start"
 
 
-def test_no_empty_folder_stays_that_was_not_there(report: Callable[..., int], tmp_path: Path) -> None:
+def test_an_empty_directory_that_the_report_created_is_removed(report: Callable[..., int], tmp_path: Path) -> None:
     (tmp_path / "older").mkdir()
     for name in ("older", "newer"):
         assert report("--out", tmp_path / name) == 254
     assert [path.name for path in tmp_path.iterdir()] == ["older"]
 
 
-def test_a_place_that_is_no_folder_is_one_line(
+def test_an_output_path_that_is_a_file_is_reported_in_one_line(
     report: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -81,7 +81,7 @@ def test_a_place_that_is_no_folder_is_one_line(
     assert last_line(capsys) == f"harness: cannot write {tmp_path / 'file'}: File exists"
 
 
-def test_other_file_systems_have_no_lock(
+def test_other_file_systems_are_not_locked(
     report: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

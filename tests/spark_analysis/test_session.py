@@ -1,4 +1,4 @@
-"""A session of its own: memory that runs out, settings, what is left behind."""
+"""Sessions of Spark: exhausted memory, settings, files left behind, errors in one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def is_not_complete(out: Path, said: str) -> None:
+def assert_report_is_incomplete(out: Path, said: str) -> None:
     """The report in `out` has what was computed before memory ended, and says that it lacks the rest."""
     assert "Traceback" not in said and "Exception" not in said
     assert "1 decided run" in said
@@ -53,7 +53,7 @@ def is_not_complete(out: Path, said: str) -> None:
 
 
 @pytest.mark.long
-def test_memory_of_java_that_ends_costs_what_is_left_to_do(synthetic: ModuleType, tmp_path: Path) -> None:
+def test_the_report_is_incomplete_if_java_runs_out_of_memory(synthetic: ModuleType, tmp_path: Path) -> None:
     synthetic.make_run(tmp_path / "store", 1, operations=60)
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"),
@@ -64,10 +64,10 @@ def test_memory_of_java_that_ends_costs_what_is_left_to_do(synthetic: ModuleType
     assert last.startswith("incomplete: a step failed, and those after it were skipped: latency: "), done.stderr
     assert "ran out of memory; raise --memory" in last
     assert done.returncode == 255
-    is_not_complete(tmp_path / "out", done.stderr)
+    assert_report_is_incomplete(tmp_path / "out", done.stderr)
 
 
-def test_memory_of_a_python_worker_that_ends_costs_what_is_left_to_do(
+def test_the_report_is_incomplete_if_a_python_worker_runs_out_of_memory(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -97,14 +97,14 @@ def test_memory_of_a_python_worker_that_ends_costs_what_is_left_to_do(
     last = said.strip().splitlines()[-1]
     assert last.startswith("incomplete: a step failed, and those after it were skipped: latency: "), said
     assert "this machine ran out of memory" in last
-    is_not_complete(tmp_path / "out", said)
-    assert len(sessions) == 2, "what there is was written by a new session"
+    assert_report_is_incomplete(tmp_path / "out", said)
+    assert len(sessions) == 2, "a new session has written what was computed"
 
 
 def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether the end of Java closes its connections or resets them depends on what they carry at that moment."""
+    """Whether Java, at its end, closes or resets a connection depends on what that carries at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reset() -> None:
@@ -125,9 +125,9 @@ def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_what_is_said_to_a_java_that_is_asked_no_more_is_not_logged_either(caplog: pytest.LogCaptureFixture) -> None:
-    """After Ctrl-C: the answer that was waited for is on its way, and the connection is closed by both."""
-    caplog.set_level(logging.ERROR, logger="py4j")  # which a session that other tests keep open has silenced
+def test_an_error_of_closing_the_connection_to_java_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """After Ctrl-C: the awaited answer is on its way, and both ends close the connection."""
+    caplog.set_level(logging.ERROR, logger="py4j")  # a session that other tests keep open silences it
     ours, javas = socket.socketpair()
     javas.close()
     connection = ClientServerConnection(JavaParameters(), PythonParameters(), SimpleNamespace(pool=None), None)
@@ -144,10 +144,10 @@ def scratch_of(pid: int, place: Path | None = None) -> list[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
+def test_clean_removes_the_temporary_files_of_a_killed_report(
     store: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """In a place of its own: tests beside it clean up after the dead as well."""
+    """In a directory of its own: other tests clean up after dead processes as well."""
     report = [sys.executable, "-m", "harness", "report", str(store), "--out", str(tmp_path / "out")]
     clean = [sys.executable, "-m", "harness", "clean"]
     place = tmp_path / "temporary"
@@ -173,7 +173,7 @@ def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_where_nothing_knows_localhost_its_number_is_listened_at(
+def test_servers_listen_at_127_0_0_1_if_localhost_cannot_be_resolved(
     is_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a root file system without /etc/hosts."""
@@ -206,7 +206,7 @@ def test_where_nothing_knows_localhost_its_number_is_listened_at(
     assert bound("localhost") == "localhost"
 
 
-def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:
+def test_malformed_settings_are_refused(tmp_path: Path) -> None:
     import argparse
 
     from harness.commands.report import spark_session
@@ -220,7 +220,7 @@ def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:
             spark_session(arguments(text))
 
 
-def test_what_java_puts_aside_is_where_clean_finds_it(spark: Any) -> None:
+def test_java_uses_the_temporary_directory_that_clean_removes(spark: Any) -> None:
     directory = Path(spark.sparkContext._jvm.java.lang.System.getProperty("java.io.tmpdir"))
     assert directory in scratch_of(os.getpid())
 
@@ -232,8 +232,8 @@ def test_java_classes_are_looked_up_once(spark: Any) -> None:
     assert java.functions.lit(7).toString() == "7"
 
 
-def test_ctrl_c_is_an_interrupt_and_no_job_that_failed(spark: Any) -> None:
-    """PySpark would have a handler of its own, by which an analysis ends with whatever Java says of its job."""
+def test_spark_leaves_pythons_own_sigint_handler_in_place(spark: Any) -> None:
+    """With PySpark's handler an analysis would end with whatever error Java gives for its job."""
     handler = signal.getsignal(signal.SIGINT)
     assert getattr(handler, "__module__", None) != "pyspark.context"
     assert handler is signal.default_int_handler
@@ -264,7 +264,7 @@ def test_ctrl_c_is_an_interrupt_and_no_job_that_failed(spark: Any) -> None:
         ("all is well\n", ""),
     ],
 )  # fmt: skip
-def test_what_spark_says_of_not_starting_is_what_was_wrong(tmp_path: Path, log: str, said: str) -> None:
+def test_the_cause_of_a_failed_start_is_found_in_sparks_log(tmp_path: Path, log: str, said: str) -> None:
     (tmp_path / "spark.log").write_text(log)
     assert _complaint(str(tmp_path / "spark.log")) == said
 
@@ -278,11 +278,13 @@ def test_what_spark_says_of_not_starting_is_what_was_wrong(tmp_path: Path, log: 
         ("spark://127.0.0.1:70000", "an address must be HOST:PORT"),
     ],
 )
-def test_a_master_that_nobody_is_is_said_at_once(master: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_that_does_not_answer_is_reported_at_once(
+    master: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark itself, which would try for a minute, is not started."""
     monkeypatch.setattr("spark_analysis.session._start", lambda *_: pytest.fail("Spark was started"))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]  # nobody's, from now on
+        port = server.getsockname()[1]  # free from now on
     before = scratch_of(os.getpid())
     with pytest.raises(AnalysisError, match=said), open_session(master=master.replace("PORT", str(port))):
         pass
@@ -290,7 +292,7 @@ def test_a_master_that_nobody_is_is_said_at_once(master: str, said: str, monkeyp
 
 
 class GoneJavaError(Exception):
-    """As py4j's: its words come from a Java that has ended by the time that they are asked for."""
+    """As py4j's: its text comes from Java, which has ended by the time that it is needed."""
 
     def __str__(self) -> str:
         raise ConnectionRefusedError
@@ -319,12 +321,12 @@ def worker_failed(last_lines: str) -> Exception:
         (Exception("java.lang.UnsatisfiedLinkError: no snappyjava in java.library.path: /usr/lib"), "with TMPDIR"),
     ],
 )  # fmt: skip
-def test_errors_of_java_and_of_workers_in_one_line_that_names_the_mend(error: Exception, said: str) -> None:
+def test_errors_of_java_and_of_workers_are_one_line_that_names_the_remedy(error: Exception, said: str) -> None:
     assert said in one_line(error)
     assert "\n" not in one_line(error)
 
 
-def test_a_cluster_that_ends_a_session_once_it_has_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_ends_as_soon_as_it_has_started_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_analysis import session
 
     class Started:

@@ -25,7 +25,7 @@ from spark_analysis.statistics import (
 
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_is_where_the_score_test_turns(counts: tuple[int, int]) -> None:
+def test_the_ends_of_a_wilson_interval_are_where_the_score_test_turns(counts: tuple[int, int]) -> None:
     hits, trials = counts
     interval = wilson(hits, trials)
     z = 1.959963984540054
@@ -35,7 +35,7 @@ def test_wilson_is_where_the_score_test_turns(counts: tuple[int, int]) -> None:
     assert 0 <= interval.low <= hits / trials <= interval.high <= 1
 
 
-def test_wilson_of_nothing_seen_states_its_bound(recounting: ModuleType) -> None:
+def test_a_wilson_interval_of_no_hits_has_a_known_upper_bound(recounting: ModuleType) -> None:
     z_square = 1.959963984540054**2
     assert wilson(0, 30).low == 0
     assert wilson(0, 30).high == pytest.approx(z_square / (30 + z_square))
@@ -46,7 +46,7 @@ def test_wilson_of_nothing_seen_states_its_bound(recounting: ModuleType) -> None
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.data())
-def test_fisher_counts_the_tables_that_are_no_likelier(of_a: int, of_b: int, data: st.DataObject) -> None:
+def test_fisher_agrees_with_counting_the_tables_that_are_no_likelier(of_a: int, of_b: int, data: st.DataObject) -> None:
     a, b = data.draw(st.integers(0, of_a)), data.draw(st.integers(0, of_b))
     hits = a + b
     tables: dict[int, int] = {}
@@ -57,12 +57,12 @@ def test_fisher_counts_the_tables_that_are_no_likelier(of_a: int, of_b: int, dat
     assert fisher_exact(a, of_a, b, of_b) == pytest.approx(float(expected))
 
 
-def test_fisher_of_the_lady_tasting_tea() -> None:
+def test_fisher_gives_the_known_p_for_the_lady_tasting_tea() -> None:
     assert fisher_exact(3, 4, 1, 4) == pytest.approx(0.4857142857)
 
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=2, max_size=9), st.data())
-def test_mann_whitney_counts_every_arrangement(values: list[int], data: st.DataObject) -> None:
+def test_mann_whitney_agrees_with_counting_every_arrangement(values: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, len(values) - 1))
     first, second = values[:size], values[size:]
 
@@ -80,7 +80,7 @@ def test_mann_whitney_counts_every_arrangement(values: list[int], data: st.DataO
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=10), st.data())
-def test_mann_whitney_counts_every_arrangement_of_equal_values_too(values: list[int], data: st.DataObject) -> None:
+def test_mann_whitney_with_ties_agrees_with_counting_every_arrangement(values: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(1, len(values) - 1))
 
     def u_of(places: tuple[int, ...]) -> Fraction:
@@ -97,15 +97,17 @@ def test_mann_whitney_counts_every_arrangement_of_equal_values_too(values: list[
 
 
 @pytest.mark.parametrize(("first", "second", "harmed", "runs"), [(100, 30, 2, 130), (20, 4, 2, 24), (900, 40, 3, 940)])
-def test_few_runs_with_harm_among_many_without_any(first: int, second: int, harmed: int, runs: int) -> None:
-    """Chance puts all of the harm into the second set in so many of the ways to choose who is harmed."""
+def test_mann_whitney_is_exact_for_few_positive_values_among_many_zeros(
+    first: int, second: int, harmed: int, runs: int
+) -> None:
+    """Its p is twice the share of choices of the positive values that puts all into the second set."""
     test = mann_whitney([0] * first, [0] * (second - harmed) + list(range(1, harmed + 1)))
     assert test.p == pytest.approx(2 * math.comb(second, harmed) / math.comb(runs, harmed))
     other = mann_whitney([0] * (second - harmed) + list(range(1, harmed + 1)), [0] * first)
     assert (other.p, other.effect) == (test.p, -test.effect)
 
 
-def test_mann_whitney_with_ties_and_large_samples() -> None:
+def test_mann_whitney_uses_the_normal_approximation_for_large_samples() -> None:
     # Reference value of SciPy 1.17, mannwhitneyu(..., method="asymptotic").
     large = mann_whitney(list(range(60)), [value + 0.5 for value in range(60)])
     assert not large.exact
@@ -131,7 +133,7 @@ def test_holm_is_monotone_and_no_smaller(p_values: list[float]) -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.sampled_from([1, 500, 900, 990, 999, 1000]))
-def test_nearest_rank_is_the_smallest_value_that_covers(values: list[int], permille: int) -> None:
+def test_nearest_rank_is_the_smallest_value_that_covers_the_share(values: list[int], permille: int) -> None:
     ordered = sorted(values)
     value = nearest_rank(ordered, permille)
     assert sum(v <= value for v in values) * 1000 >= permille * len(values)
@@ -140,7 +142,7 @@ def test_nearest_rank_is_the_smallest_value_that_covers(values: list[int], permi
     assert 1 <= rank_of(permille, len(values)) <= len(values)
 
 
-def test_difference_interval_and_odds() -> None:
+def test_the_difference_interval_and_the_odds_ratio_have_known_values() -> None:
     # Newcombe (1998), table II, row (a): 56/70 against 48/80, method 10: 0.0524 to 0.3339.
     interval = difference_interval(48, 80, 56, 70)
     assert (interval.low, interval.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)

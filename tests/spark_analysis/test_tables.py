@@ -32,7 +32,7 @@ def runs(store: Path, recounting: ModuleType) -> Any:
     return recounting.recount(store)
 
 
-def test_the_runs_show_every_case(runs: Any) -> None:
+def test_the_made_up_runs_cover_every_case(runs: Any) -> None:
     assert {run.verdict for run in runs} == {"valid", "invalid", "unknown"}
     assert sum(len(run.spans) for run in runs) > 10
     assert {kind for run in runs for _, kind in run.anomalies()} >= {"linearizable", "lost"}
@@ -40,7 +40,7 @@ def test_the_runs_show_every_case(runs: Any) -> None:
     assert {op["phase"] for run in runs for op in run.operations} == {"before", "during", "after"}
 
 
-def test_rates(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_rates_agree_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     groups = recounting.grouped(runs)
     rows = {group_of(row): row for row in analysis.table("rates").rows}
     assert rows.keys() == groups.keys()
@@ -63,7 +63,7 @@ def test_rates(analysis: Any, runs: Any, recounting: ModuleType) -> None:
             }
 
 
-def test_anomalies_by_kind(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_anomalies_by_kind_agree_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     expected: dict[tuple[str, ...], tuple[int, int, float]] = {}
     for group, members in recounting.grouped(runs).items():
         judged = [run for run in members if run.results is not None]
@@ -81,7 +81,7 @@ def test_anomalies_by_kind(analysis: Any, runs: Any, recounting: ModuleType) -> 
     assert found == expected
 
 
-def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_outcomes_in_and_out_of_faults_agree_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     found = {(*group_of(row), row["f"], row["in_fault"]): row for row in analysis.table("outcomes").rows}
     wanted: set[tuple[Any, ...]] = set()
     for group, members in recounting.grouped(runs).items():
@@ -103,7 +103,7 @@ def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: Mod
     assert found.keys() == wanted
 
 
-def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_every_kind_of_fault_agrees_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     expected: dict[tuple[str, ...], dict[str, Any]] = {}
     for group, members in recounting.grouped(runs).items():
         kinds: dict[tuple[str, str], list[Any]] = defaultdict(list)
@@ -137,7 +137,7 @@ def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -
         assert rows[key]["ok_per_s"] == pytest.approx(row["ok"] / (row["in_force_ns"] / 1e9), rel=1e-12)
 
 
-def test_faults_of_histories_that_say_who_met_them_and_of_those_that_do_not(spark: Any, selected: Any) -> None:
+def test_exercised_is_null_for_histories_that_do_not_record_it(spark: Any, selected: Any) -> None:
     from spark_analysis.availability import faults_table
 
     rows = faults_table(selected).to_frame(spark).collect()
@@ -145,7 +145,7 @@ def test_faults_of_histories_that_say_who_met_them_and_of_those_that_do_not(spar
     assert all(row.proven for row in rows)
 
 
-def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_availability_agrees_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     found = {(*group_of(row), row["measure"]): row for row in analysis.table("availability").rows}
     for group, members in recounting.grouped(runs).items():
         lengths = [[b - a for a, b, _ in run.spans] for run in members]
@@ -176,10 +176,10 @@ def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     assert found == {}
 
 
-def test_what_was_never_healed_has_no_heal_that_nobody_came_back_from(
+def test_an_unhealed_fault_has_no_missing_recovery_after_heal(
     spark: Any, synthetic: ModuleType, tmp_path: Path
 ) -> None:
-    """Of two runs with a fault each one was killed before its heal."""
+    """Of two runs with a fault each, one was killed before its heal."""
     from spark_analysis.analysis import Options, analyse
 
     synthetic.make_run(tmp_path, 1, faults=1)
@@ -195,7 +195,7 @@ def test_what_was_never_healed_has_no_heal_that_nobody_came_back_from(
     assert (kind["faults"], kind["recovery_after_heal_ns_missing"]) == (2, 0)
 
 
-def test_latency(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+def test_latency_agrees_with_a_recount(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     expected: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for run in runs:
         for op in run.operations:
@@ -239,7 +239,7 @@ def test_a_run_that_died_is_read_and_reported(analysis: Any) -> None:
     ]
 
 
-def test_written_tables_hold_the_same(analysis: Any, spark: Any, store: Path, tmp_path: Path) -> None:
+def test_written_tables_hold_the_same_rows(analysis: Any, spark: Any, store: Path, tmp_path: Path) -> None:
     from spark_analysis.tables import write_tables
 
     table = analysis.table("rates")
@@ -250,7 +250,7 @@ def test_written_tables_hold_the_same(analysis: Any, spark: Any, store: Path, tm
     assert len(lines) == 1 + len(table.rows)
 
 
-def test_older_tables_and_pages_stay_as_they_are_until_all_new_ones_are_written(spark: Any, tmp_path: Path) -> None:
+def test_older_tables_and_pages_stay_until_all_new_ones_are_written(spark: Any, tmp_path: Path) -> None:
     from spark_analysis.errors import AnalysisError
     from spark_analysis.tables import Table, write_tables, write_text
 
@@ -279,7 +279,7 @@ def test_older_tables_and_pages_stay_as_they_are_until_all_new_ones_are_written(
     assert sorted(path.name for path in tmp_path.glob("*report*")) == [".report.html.crc", "report.html"]
 
 
-def test_since_and_where(selected: Any, runs: Any) -> None:
+def test_since_and_where_select_runs(selected: Any, runs: Any) -> None:
     from spark_analysis.analysis import Options, _selected
 
     late = _selected(selected, Options(since="2026-03-01T12:30"))

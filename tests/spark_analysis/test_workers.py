@@ -1,4 +1,4 @@
-"""What a Python worker of Spark has settled is settled, and it can import all that it could."""
+"""Settling a Python worker of Spark saves work of every task, and imports still work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_a_task(numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
         yield {"before": before, "after": after, "found": found, "frozen": (frozen, gc.get_freeze_count())}
 
 
-def test_archives_are_not_read_again_and_what_is_there_is_not_looked_through(spark: Any) -> None:
+def test_settling_drops_the_cached_archives_and_freezes_objects_once(spark: Any) -> None:
     context = spark.sparkContext
     tasks = [task for _ in range(3) for task in context.parallelize([0], 1).mapPartitions(in_a_task).collect()]
     assert any(task["before"] for task in tasks), "there is something to settle"
@@ -44,7 +44,7 @@ def test_archives_are_not_read_again_and_what_is_there_is_not_looked_through(spa
         assert 0 < after <= (before or after), "once, so that later garbage is found"
 
 
-def test_nothing_is_settled_outside_of_a_task() -> None:
+def test_settling_outside_of_a_task_changes_nothing() -> None:
     from spark_analysis.workers import settle
 
     known, frozen = dict(sys.path_importer_cache), gc.get_freeze_count()

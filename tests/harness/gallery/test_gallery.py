@@ -1,4 +1,4 @@
-"""The gallery: what a run came to, what is recorded of it, the page, the exit status."""
+"""The gallery: the outcome of a run, its record, the page, the exit status."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ LOSES = replace(FINDING, check="set-full", names=("lost",))
         (results(False, lost=3, check="recovers"), "invalid"),
     ],
 )
-def test_only_what_is_named_is_found(came: Mapping[str, Any], outcome: str) -> None:
+def test_a_run_is_found_only_if_the_named_check_has_the_named_anomaly(came: Mapping[str, Any], outcome: str) -> None:
     assert outcome_of(LOSES, came) == outcome
 
 
-def test_a_kind_that_is_not_counted_is_looked_for_in_the_reason() -> None:
+def test_an_anomaly_that_is_not_counted_is_looked_for_in_the_reason() -> None:
     stale = replace(LOSES, names=("read() ->", "nothing like it"))
     assert outcome_of(stale, results(False, reason="Key 1: read() -> 3 is not possible")) == "found"
     assert outcome_of(stale, results(False, reason="Key 1: write(3) is not possible")) == "invalid"
 
 
-def test_four_of_five_find_it_and_a_control_is_clean_or_it_is_not() -> None:
+def test_a_finding_is_met_by_four_of_five_runs_and_a_control_by_all() -> None:
     assert is_met("finding", {"found": 4, "valid": 1}) and not is_met("finding", {"found": 3, "valid": 1})
     assert is_met("control", {"valid": 5}) and not is_met("control", {"valid": 4, "unknown": 1})
     assert not is_met("finding", {}) and not is_met("control", {})
 
 
-def test_every_finding_can_be_asked_for_as_it_is_written() -> None:
+def test_the_options_of_every_finding_are_accepted() -> None:
     known = {kind: set(registry.names(kind)) for kind in ("systems", "workloads")}
     for finding in FINDINGS.values():
         for side in SIDES:
@@ -88,7 +88,7 @@ def test_every_finding_can_be_asked_for_as_it_is_written() -> None:
             try:
                 run = prepare(build_parser().parse_args(["run", *finding.words(side), "--cluster", "local"]))
             except OperatorError as error:
-                assert "use --cluster netns" in str(error), "whatever else is wrong is a mistake here"
+                assert "use --cluster netns" in str(error), "no other error is expected"
             else:
                 assert run.parts.test.system == arguments.system
         assert finding.words("finding") != finding.words("control"), finding.name
@@ -103,7 +103,7 @@ def record(found: int = 1, clean: int = 1, finding: Finding = LOSES) -> dict[str
     return record_of(finding, runs, day="2026-01-31", cluster="netns", shown=results(False, lost=2))
 
 
-def test_the_page_says_how_often_with_a_picture_and_the_lines(tmp_path: Path) -> None:
+def test_the_page_has_counts_a_picture_and_the_commands(tmp_path: Path) -> None:
     unrun = replace(LOSES, name="unrun")
     made = pages({LOSES.name: LOSES, "unrun": unrun}, {LOSES.name: record(5, 5)})
     page = made["gallery.md"]
@@ -116,7 +116,7 @@ def test_the_page_says_how_often_with_a_picture_and_the_lines(tmp_path: Path) ->
     assert "add" in texts and "process 2" in texts and "sigkill@n1" in texts
 
 
-def test_pictures_of_the_page_before_go_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_pictures_of_removed_findings_are_deleted_and_other_files_stay(tmp_path: Path) -> None:
     gone = replace(LOSES, name="gone")
     write_pages(str(tmp_path), pages({LOSES.name: LOSES, "gone": gone}, {LOSES.name: record(), "gone": record()}))
     (tmp_path / "gallery" / "mine.svg").write_text("drawn by hand")
@@ -125,7 +125,7 @@ def test_pictures_of_the_page_before_go_and_those_of_others_stay(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "gallery").iterdir()) == ["mine.svg", "toy-forgets.svg"]
 
 
-def test_the_page_does_not_hide_what_is_not_as_expected() -> None:
+def test_the_page_shows_outcomes_that_are_not_as_expected() -> None:
     known = record(2, 2)
     known["runs"]["control"][0] = {"seed": 3, "outcome": "invalid", "reason": "it lost two", "counts": {}, "ok": 1,
                                    "faults": 1, "proven": 1}  # fmt: skip
@@ -135,7 +135,7 @@ def test_the_page_does_not_hide_what_is_not_as_expected() -> None:
     assert "- Control, seed 3: invalid: it lost two" in page
 
 
-def test_records_are_kept_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_records_are_kept_and_a_malformed_file_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "new" / "gallery.json")
     assert load(path) == {}
     save(path, {LOSES.name: record()})
@@ -192,7 +192,7 @@ Performs = Callable[..., int]
 
 @pytest.fixture
 def run_gallery(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Performs:
-    """`harness gallery run` over findings of the toy, where a run comes to what is given: results, or an error."""
+    """`harness gallery run` over findings of the toy, whose runs have the given results or raise the given error."""
 
     def perform_all(outcomes: Mapping[str, list[Any]], *words: str, findings: tuple[Finding, ...] = (FINDING,)) -> int:
         left = {side: list(came) for side, came in outcomes.items()}
@@ -240,7 +240,7 @@ def test_the_exit_status_is_0_only_when_everything_is_as_expected(
     assert [len(kept["runs"][side]) for side in SIDES] == [5, 5]
 
 
-def test_what_cannot_be_run_says_so_and_the_others_are_run(
+def test_a_finding_that_cannot_be_run_is_reported_and_the_others_are_run(
     run_gallery: Performs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = replace(FINDING, name="absent", options=FINDING.options.replace("toy", "nosuch"))
@@ -252,7 +252,7 @@ def test_what_cannot_be_run_says_so_and_the_others_are_run(
     assert list(load(str(tmp_path / "gallery.json"))) == ["toy-forgets"]
 
 
-def test_a_finding_interrupted_while_its_system_starts_ends_the_command_and_is_not_recorded(
+def test_an_interrupt_while_a_system_starts_ends_the_command_without_a_record(
     run_gallery: Performs, tmp_path: Path
 ) -> None:
     interrupted = InterruptedStartError("interrupted before the system had started")
@@ -275,7 +275,7 @@ def test_an_interrupted_finding_is_not_recorded(run_gallery: Performs, tmp_path:
         (["page", "--results", "nowhere.json"], "nowhere.json does not exist: create it with harness gallery run"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_reported_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["gallery", *words]) == 254
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

@@ -46,7 +46,7 @@ def show(item):
     return where.file.getvalue()
 
 
-def test_the_panel_says_what_is_going_on():
+def test_the_panel_shows_phase_rates_latency_and_faults():
     live = progress(stats_of_a_run(), console())
     live.phase("driving the load")
     text = show(live.render())
@@ -67,7 +67,7 @@ def test_the_panel_says_what_is_going_on():
     ("state", "words"),
     [("injecting", "injecting"), ("unproven", "NOT PROVEN"), ("healing", "healing"), ("unhealed", "NOT PROVEN HEALED")],
 )
-def test_a_fault_s_state_is_told_in_words(state, words):
+def test_the_state_of_a_fault_is_shown_in_words(state, words):
     stats = stats_of_a_run()
     stats.faults["f1"].state = state
     live = progress(stats, console())
@@ -75,7 +75,7 @@ def test_a_fault_s_state_is_told_in_words(state, words):
     assert f"partition halves: {words}" in live.line().plain
 
 
-def test_a_fault_whose_healing_is_not_proven_does_not_leave_the_panel():
+def test_a_fault_whose_healing_is_not_proven_stays_in_the_panel():
     stats = stats_of_a_run()
     proof = {"proven": False, "detail": "n1 does not hear n2"}
     stats.nemesis("info", "heal", {"id": "f1", "proof": proof}, 5 * S)
@@ -89,7 +89,7 @@ def test_a_fault_whose_healing_is_not_proven_does_not_leave_the_panel():
     assert stats.faults == {}
 
 
-def test_many_faults_are_counted():
+def test_faults_that_the_panel_has_no_room_for_are_counted():
     stats = stats_of_a_run()
     for number in range(9):
         stats.faults[f"g{number}"] = FaultStatus(f"g{number}", "clock", "", "proven", 0)
@@ -97,7 +97,7 @@ def test_many_faults_are_counted():
 
 
 def watched(stats, width=80):
-    """What the panel shows at a width, its rows by name."""
+    """A panel with leaders and findings, and a function that returns its lines at this width."""
     live = progress(stats, Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None))
     live.leads(["n3", "n2"])
     live.so_far(None)
@@ -112,7 +112,7 @@ def watched(stats, width=80):
     return live, rows
 
 
-def test_at_80_columns_the_panel_says_who_leads_who_is_cut_off_and_what_is_found():
+def test_the_panel_shows_leaders_cut_off_hosts_and_violations_at_80_columns():
     stats = stats_of_a_run()
     grudge = {"n1": ["n2", "n3"], "n2": ["n1"], "n3": ["n1"]}
     stats.nemesis("invoke", "inject", {"id": "f1", "grudge": grudge, "hosts": ["n1"]}, 3 * S)
@@ -137,7 +137,7 @@ def test_at_80_columns_the_panel_says_who_leads_who_is_cut_off_and_what_is_found
     assert "leader unknown: no replica answered in time" in rows()
 
 
-def test_what_is_not_known_of_a_run_is_no_line_of_its_panel():
+def test_the_panel_leaves_out_leaders_and_findings_that_are_not_known():
     text = show(progress(stats_of_a_run(), console()).render())
     assert "leader" not in text and "so far" not in text and "cut off" not in text
     assert not progress(stats_of_a_run(), console()).is_watched
@@ -148,7 +148,7 @@ def test_what_is_not_known_of_a_run_is_no_line_of_its_panel():
     st.lists(st.text(max_size=40), max_size=9),
     st.text(max_size=900),
 )
-def test_whatever_is_told_the_panel_stays_within_80_columns(grudge, hosts, violation):
+def test_the_panel_stays_within_80_columns_whatever_it_shows(grudge, hosts, violation):
     stats = stats_of_a_run()
     value = {"id": "f1", "grudge": grudge, "hosts": hosts, "proof": {"proven": True}}
     stats.nemesis("info", "inject", value, 3 * S)
@@ -158,11 +158,11 @@ def test_whatever_is_told_the_panel_stays_within_80_columns(grudge, hosts, viola
     assert len(rows()) < 30
 
 
-def test_before_the_first_event_there_is_a_panel_too():
+def test_the_panel_is_shown_before_the_first_event():
     assert "getting ready" in show(progress(LiveStats(), console(), now_ns=0).render())
 
 
-def test_without_a_terminal_there_are_plain_lines(monkeypatch):
+def test_progress_is_printed_as_plain_lines_without_a_terminal(monkeypatch):
     monkeypatch.setattr(module, "LINE_INTERVAL_S", 0.001)
     where = console()
 
@@ -170,7 +170,7 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch):
         async with progress(stats_of_a_run(), where) as live:
             live.phase("starting the cluster")
             async with asyncio.timeout(10):
-                while where.file.getvalue().count("ops/s") < 3:  # noqa: ASYNC110 (a buffer tells nobody)
+                while where.file.getvalue().count("ops/s") < 3:  # noqa: ASYNC110 (a buffer gives no notice)
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())
@@ -187,7 +187,7 @@ def fault_event(f, proof, kind="info", **more):
     return {"time": 2_500_000_000, "type": kind, "f": f, "value": value}
 
 
-def test_without_a_terminal_a_fault_is_a_line_when_it_begins_and_when_it_ends():
+def test_the_beginning_and_end_of_a_fault_are_lines_without_a_terminal():
     where = console()
 
     async def run():
@@ -218,7 +218,7 @@ class NoReader(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_reader_that_is_gone_is_an_error_unless_the_work_goes_on_without():
+def test_a_broken_pipe_is_an_error_except_within_without_reader():
     where = OutputConsole(file=NoReader())
     with pytest.raises(BrokenPipeError):
         where.print("to nobody")
@@ -229,7 +229,7 @@ def test_a_reader_that_is_gone_is_an_error_unless_the_work_goes_on_without():
     assert where.reader_is_gone
 
 
-def test_what_is_typed_leaves_no_trace_while_the_panel_is_shown(monkeypatch):
+def test_typed_keys_are_not_echoed_while_the_panel_is_shown(monkeypatch):
     main, terminal = open_terminal()
     try:
         with open(terminal, "rb", closefd=False) as typed:
@@ -248,7 +248,7 @@ def test_what_is_typed_leaves_no_trace_while_the_panel_is_shown(monkeypatch):
         os.close(terminal)
 
 
-def test_on_a_terminal_the_panel_is_redrawn_and_taken_away(monkeypatch):
+def test_the_panel_is_redrawn_on_a_terminal_and_ends_as_a_line(monkeypatch):
     monkeypatch.setattr(module, "REDRAW_INTERVAL_S", 0.001)
     where = console(terminal=True)
 
@@ -257,7 +257,7 @@ def test_on_a_terminal_the_panel_is_redrawn_and_taken_away(monkeypatch):
             live.phase("final reads")
             before = len(where.file.getvalue())
             async with asyncio.timeout(10):
-                while len(where.file.getvalue()) == before:  # noqa: ASYNC110 (a buffer tells nobody)
+                while len(where.file.getvalue()) == before:  # noqa: ASYNC110 (a buffer gives no notice)
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())
@@ -265,7 +265,7 @@ def test_on_a_terminal_the_panel_is_redrawn_and_taken_away(monkeypatch):
     assert where.file.getvalue().rstrip().endswith("in force, proven, 3 s")
 
 
-def test_an_error_inside_ends_the_display_and_goes_on():
+def test_an_error_within_the_display_is_propagated():
     where = console()
 
     async def run():
@@ -321,7 +321,7 @@ def summary(results, **options):
     return where.file.getvalue()
 
 
-def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
+def test_the_summary_begins_with_the_verdict_and_has_counts_checks_report_and_command():
     text = summary(RESULTS, report_path=Path("/store/run/report.html"))
     assert text.strip().startswith("INVALID: linearizable: key 5 is not linearizable")
     for words in (
@@ -336,7 +336,7 @@ def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
         assert words in text
 
 
-def test_the_summary_has_the_last_words_of_those_that_did_not_come_back():
+def test_the_summary_has_the_last_log_lines_of_hosts_that_did_not_recover():
     check = {"valid": False, "reason": "n1 ended", "last_words": {"n1": ["reading the log", "panic: no log"]}}
     text = summary({"valid": False, "reason": "r", "checks": {"recovers": check}})
     lines = [line.strip() for line in text.splitlines()]
@@ -345,11 +345,11 @@ def test_the_summary_has_the_last_words_of_those_that_did_not_come_back():
 
 
 @pytest.mark.parametrize(("valid", "word"), [(True, "VALID"), ("unknown", "UNKNOWN"), (None, "UNKNOWN")])
-def test_the_word_of_the_summary(valid, word):
+def test_the_summary_begins_with_the_word_of_the_verdict(valid, word):
     assert summary({"valid": valid, "reason": "r"}).strip().startswith(f"{word}: r")
 
 
-def test_odd_results_and_escape_sequences_do_no_harm():
+def test_malformed_results_and_escape_sequences_are_printed_safely():
     text = summary({"valid": True, "reason": "\x1b[2J[bold]x[/]", "faults": 3, "checks": [1], "ops": {"ok": "x"}})
     assert "\x1b" not in text
     assert "[bold]x[/]" in text

@@ -1,4 +1,4 @@
-"""What is said about the curves of `harness explain`, even about an odd file."""
+"""The sentences about the curves of `harness explain`, even for a malformed file."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ VIOLATION = {"text": "n1 has lost it"}
         ({"points": "odd", "jump": 7}, "No continuations were run."),
     ],
 )
-def test_why_there_is_no_moment(explanation: dict[str, Any], said: str) -> None:
+def test_the_sentence_says_why_there_is_no_deciding_moment(explanation: dict[str, Any], said: str) -> None:
     assert sentences_of({"violation": VIOLATION, **explanation}) == ["Violation explained: n1 has lost it", said]
 
 
 @pytest.mark.parametrize(("fails", "holds"), [(0, 10), (5, 5), (2, 0)])
-def test_the_faults_are_not_said_to_decide_what_they_do_not_bring_about(fails: int, holds: int) -> None:
+def test_faults_that_do_not_always_cause_the_violation_are_not_said_to_decide_it(fails: int, holds: int) -> None:
     points = [point(0.0, fails, holds, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation)[0] == (
@@ -63,7 +63,7 @@ def test_the_faults_are_not_said_to_decide_what_they_do_not_bring_about(fails: i
     )
 
 
-def test_the_faults_may_decide_it_from_the_beginning_of_the_load_on() -> None:
+def test_the_faults_may_decide_it_from_the_beginning_of_the_load() -> None:
     planned = [point(-0.1, 3, 7, has_faults=True), point(0.0, 10, 0, has_faults=True)]
     points = [*planned, point(-0.1, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
@@ -74,7 +74,7 @@ def test_the_faults_may_decide_it_from_the_beginning_of_the_load_on() -> None:
     )
 
 
-def test_the_faults_may_decide_it() -> None:
+def test_the_faults_may_decide_it_from_the_start() -> None:
     points = [point(0.0, 10, 0, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation) == [
@@ -90,7 +90,7 @@ def test_the_faults_may_decide_it() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, True, "1", None])
 @pytest.mark.parametrize("name", ["at_s", "fails", "holds"])
-def test_numbers_that_are_none_of_a_search_are_left_out(odd: Any, name: str) -> None:
+def test_numbers_that_no_search_can_have_written_are_left_out(odd: Any, name: str) -> None:
     good = [point(0.0, 1, 9), point(4.0, 9, 1)]
     jump = {"before_s": 0.0, "after_s": 4.0, "has_faults": False}
     explanation = {"points": [*good, {**point(2.0, 5, 5), name: odd}, point(3.0, -1, 2)], "jump": jump}

@@ -37,7 +37,7 @@ def test_a_path_of_runs_draws_exactly_its_points(points):
     assert drawn == points
 
 
-def test_percent():
+def test_percentages_have_at_most_two_decimals():
     assert [percent(part) for part in (0, 0.25, 1, 1 / 3, 0.00001)] == ["0%", "25%", "100%", "33.33%", "0%"]
 
 
@@ -46,7 +46,7 @@ def test_percent():
     st.lists(st.integers(0, 10**11), max_size=20),
     st.lists(st.integers(-5, 10**11 + 5), max_size=20),
 )
-def test_the_axis_of_a_contradiction_keeps_the_order(own, context, others):
+def test_the_time_axis_of_a_contradiction_keeps_the_order(own, context, others):
     scale = _Scale(own, context)
     moments = sorted({*own, *others})
     places = [scale(moment) for moment in moments]
@@ -79,12 +79,12 @@ LINKS = list(permutations(HOSTS, 2))
         ([], ""),
     ],
 )
-def test_grudges_in_words(cut, words):
+def test_a_grudge_is_described_in_words(cut, words):
     assert cut_words(grudge(*cut), HOSTS) == words
 
 
 @given(st.sets(st.sampled_from(LINKS)))
-def test_words_never_claim_another_cut(cut):
+def test_the_words_for_a_grudge_describe_exactly_its_cuts(cut):
     words = cut_words(grudge(*cut), HOSTS)
     said = set()
     if "|" in words:
@@ -105,7 +105,7 @@ def test_the_matrix_fills_a_square_for_each_cut_link(cut):
     assert squares == {(18 + 9 * HOSTS.index(b), 9 * HOSTS.index(a)) for a, b in cut}
 
 
-def test_rows_without_proof_are_never_left_out():
+def test_faults_without_proof_are_kept_before_all_others():
     faults = [{"id": f"f{n}", "proven": n != 90, "healed": n != 95, "start_ns": n} for n in range(100)]
     rows = fault_rows(faults, [], 5)
     assert [row.number for row in rows] == [1, 2, 3, 91, 96]
@@ -113,14 +113,14 @@ def test_rows_without_proof_are_never_left_out():
 
 
 @pytest.mark.parametrize("process", [7, 123_456, 1_234_567_890])
-def test_the_names_of_lanes_have_room_in_the_picture(process):
+def test_the_picture_has_room_for_the_names_of_lanes(process):
     operation = {"process": process, "f": "read", "start_ns": 1, "end_ns": 2, "result": 1}
     witness = witness_from({"witness": [operation, {**operation, "process": 8, "start_ns": 3, "end_ns": 4}]})
     found = re.search(rf'<text x="(\d+)"[^>]*>process {process}<', witness_picture(witness, (), title="t"))
     assert int(found[1]) >= len(f"process {process}") * CHARACTER_PX
 
 
-def test_bands_of_faults_that_never_began_or_never_ended():
+def test_a_fault_without_an_end_has_a_band_and_one_without_a_start_has_none():
     faults = [
         {"nemesis": "partition", "start_ns": 50, "end_ns": None, "proven": True},
         {"nemesis": "clock", "start_ns": None},
@@ -134,7 +134,7 @@ def test_bands_of_faults_that_never_began_or_never_ended():
     assert (nemeses, left_out) == (["partition", "clock"], 1)
 
 
-def test_checks_become_sections_those_that_failed_first():
+def test_the_sections_of_checks_are_in_order_of_their_verdicts_failed_first():
     checks = {
         "replicas": {"valid": True, "reason": "same", "committed_bytes": {"n1": 12345, "n2": 12345}},
         "total-queue": {"valid": "unknown", "reason": "out of time", "keys_checked": 3},
@@ -167,14 +167,14 @@ def test_checks_become_sections_those_that_failed_first():
     assert [section.name for section in check_sections(checks, 1)] == ["log"]
 
 
-def test_what_decided_and_how_long_it_took_are_words():
+def test_the_engines_and_the_search_time_of_a_check_are_shown_in_words():
     stats = {"engines": {"A3 register zones": 8, "general": 1}, "search_s": 0.0221, "terms": [{"start_ns": -40 * MS}]}
     (section,) = check_sections({"linearizable": {"valid": True, "stats": stats}}, 1)
     assert section.facts == [("decided by", "register zones (8 keys), general"), ("search", "22.1 ms")]
     assert section.tables[0].rows == [["0.040 s before the load"]]
 
 
-def test_violations_with_a_moment_are_those_of_invalid_checks():
+def test_only_invalid_checks_have_timed_violations():
     one = {"rule": "votes", "time_s": 1.5, "text": "n1 voted twice"}
     odd = [one, {"rule": "x"}, {"time_s": float("inf")}, {"time_s": "1"}, 7]
     checks = {"invariants": {"valid": False, "violations": odd}, "held": {"valid": True, "violations": [one]}, "x": 3}
@@ -186,7 +186,7 @@ def test_violations_with_a_moment_are_those_of_invalid_checks():
     ("name", "anchor"),
     [("leaders", "check-leaders"), ("Total Queue", "check-total-queue"), ('"><b>', "check--b-"), ("", "check-")],
 )
-def test_a_check_has_an_address_of_plain_letters(name, anchor):
+def test_the_anchor_of_a_check_has_only_plain_characters(name, anchor):
     assert anchor_of(name) == anchor
 
 
@@ -201,6 +201,6 @@ def test_tables_are_in_order_of_time_and_show_it_to_the_millisecond():
     assert [table.columns for table in section.tables] == [["term", "start"], ["rule", "time"]]
 
 
-def test_terms_are_found_where_there_are_any():
+def test_malformed_terms_are_left_out():
     assert terms_of({"leaders": {"terms": [{"term": 1}, 3]}}) == [{"term": 1}]
     assert terms_of({"leaders": None}) == terms_of(None) == terms_of({"leaders": {"terms": 4}}) == []

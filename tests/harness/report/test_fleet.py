@@ -1,4 +1,4 @@
-"""The report over many runs: its sentence, its labels, its page."""
+"""The report over many runs: its headline, its labels, its page."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.
     }  # fmt: skip
 
 
-def test_the_sentence_says_how_many_and_how_sure() -> None:
+def test_the_headline_counts_violations_and_bounds_the_rate() -> None:
     kind, sentence, below = headline([rate("log", 10, 0), rate("unsafe", 0, 10)])
     assert kind == "invalid"
     assert sentence == "10 of 20 runs violated a guarantee; worst: read_mode unsafe, 10 of 10 (72 % to 100 %)."
     assert below == "1 configuration showed none; the rate may still be up to 28 %."
 
 
-def test_nothing_seen_is_not_nothing_there() -> None:
+def test_the_headline_without_anomalies_names_the_bound_of_the_rate() -> None:
     kind, sentence, below = headline([rate("log", 10, 0, 1), rate("lease", 10, 0, high=0.3)])
     assert kind == "valid"
     assert sentence == "No anomaly in 20 decided runs; the rate per configuration may still be up to 30 %."
@@ -37,7 +37,7 @@ def test_nothing_seen_is_not_nothing_there() -> None:
     assert headline([rate("log", 1, 0, 4)])[0] == "unknown"
 
 
-def test_what_is_found_by_checking_again_is_said_on_top() -> None:
+def test_violations_found_by_checking_again_are_in_the_headline() -> None:
     rates = [rate("log", 10, 0)]
     found = [
         {"run_id": "a", "check": "register", "verdict": "invalid", "recorded_verdict": "valid"},
@@ -53,8 +53,8 @@ def test_what_is_found_by_checking_again_is_said_on_top() -> None:
     assert headline(rates, found[1:]) == headline(rates)
 
 
-def test_a_configuration_of_which_nothing_was_decided_is_no_clean_one() -> None:
-    """The bound that is named is that of the others; all of it may break every time."""
+def test_a_configuration_without_decided_runs_is_not_counted_as_clean() -> None:
+    """The bound is that of the others; of this one every run may be invalid."""
     kind, sentence, below = headline([rate("log", 100, 0, high=0.037), rate("unsafe", 0, 0, unknown=10, high=1.0)])
     assert kind == "unknown" and sentence.startswith("No anomaly in 100 decided runs")
     assert below == (
@@ -67,11 +67,11 @@ def test_a_configuration_of_which_nothing_was_decided_is_no_clean_one() -> None:
     )
 
 
-def test_unknown_runs_are_not_among_those_of_which_some_broke_a_promise() -> None:
+def test_the_headline_counts_violations_among_decided_runs_only() -> None:
     assert headline([rate("log", 2, 1, unknown=7)])[1] == "1 of 3 decided runs violated a guarantee."
 
 
-def test_where_nothing_was_decided_and_something_is_found_the_page_does_not_say_that_nothing_is_shown() -> None:
+def test_a_violation_found_by_checking_undecided_runs_again_is_in_the_headline() -> None:
     found = [{"run_id": "r1", "verdict": "invalid", "recorded_verdict": "unknown"}]
     kind, sentence, below = headline([rate("log", 0, 0, unknown=1)], found)
     assert (kind, sentence) == ("invalid", "1 run not recorded as invalid is invalid when checked again.")
@@ -79,13 +79,13 @@ def test_where_nothing_was_decided_and_something_is_found_the_page_does_not_say_
     assert headline([rate("log", 0, 0, unknown=1)])[2] == "This shows nothing either way."
 
 
-def test_runs_that_could_not_be_used_are_said_on_top() -> None:
+def test_the_headline_counts_runs_that_could_not_be_used() -> None:
     kind, _, below = headline([rate("log", 10, 0)], left_out=1)
     assert (kind, below) == ("valid", "1 run could not be used and is not counted.")
     assert headline([rate("log", 1, 0)], left_out=9)[0] == "unknown"
 
 
-def test_labels_say_only_what_differs() -> None:
+def test_labels_name_only_the_settings_that_differ() -> None:
     groups = [("broker", json.dumps({"nodes": "5", "mode": m}), "register", "kill", "local") for m in ("a", "b")]
     labels, common = labels_of(groups)
     assert list(labels.values()) == ["mode a", "mode b"]
@@ -98,13 +98,13 @@ def test_labels_say_only_what_differs() -> None:
     assert list(alone.values()) == ["the harness's runs", "histories of other tools"]
 
 
-def test_shares_never_round_a_few_to_none() -> None:
+def test_shares_are_never_rounded_to_none_or_all() -> None:
     assert [share_text(value) for value in (0, 1, 0.0004, 0.9996, 0.004, 0.125, 0.994, None)] == [
         "0 %", "100 %", "<0.1 %", ">99.9 %", "0.4 %", "12 %", "99.4 %", "–",
     ]  # fmt: skip
 
 
-def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
+def test_the_page_is_one_file_and_escapes_the_texts_of_runs() -> None:
     rates = [rate("log", 10, 0), rate("<script>alert(1)</script>", 0, 10)]
     group = {name: rates[1][name] for name in ("system", "configuration", "workload", "nemesis", "cluster")}
     data = FleetData(
@@ -125,7 +125,7 @@ def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
     assert page.index("violated a guarantee") < page.index("What went wrong")
 
 
-def test_the_link_of_a_run_whose_folder_has_signs_of_a_uri_in_its_name(tmp_path: Path) -> None:
+def test_the_link_of_a_run_escapes_uri_characters_in_its_path(tmp_path: Path) -> None:
     run = tmp_path / "runs #7 50%25 what?" / "20260101T000000Z"
     run.mkdir(parents=True)
     (run / "report.html").write_text("")
@@ -133,7 +133,7 @@ def test_the_link_of_a_run_whose_folder_has_signs_of_a_uri_in_its_name(tmp_path:
     assert link == "../runs%20%237%2050%2525%20what%3F/20260101T000000Z/report.html"
 
 
-def test_a_run_has_a_link_where_a_browser_gets_to_its_report(tmp_path: Path) -> None:
+def test_a_run_has_a_link_only_if_a_browser_can_reach_its_report(tmp_path: Path) -> None:
     run = tmp_path / "store" / "a+b" / "20260101T000000Z"
     run.mkdir(parents=True)
     out = str(tmp_path / "report")
@@ -146,7 +146,7 @@ def test_a_run_has_a_link_where_a_browser_gets_to_its_report(tmp_path: Path) -> 
     assert report_link("compacted:20260101", out) is None
 
 
-def test_what_there_is_no_room_for_is_counted() -> None:
+def test_rows_that_the_page_has_no_room_for_are_counted() -> None:
     """Also where configurations have nothing in common."""
     names = ("system", "configuration", "workload", "nemesis", "cluster")
     rates = [{**rate("log", 1, 0, 5), **{name: f"{name} {number}" for name in names}} for number in range(63)]

@@ -37,7 +37,7 @@ POINTS = st.lists(
 
 
 @given(POINTS)
-def test_the_grid_counts_every_point_where_it_belongs(points):
+def test_the_grid_counts_every_point_in_its_cell(points):
     grid = LatencyGrid(3)
     for point in points:
         grid.add(*point)
@@ -49,14 +49,14 @@ def test_the_grid_counts_every_point_where_it_belongs(points):
 
 
 @given(st.integers(1_000, 10**13 - 1))
-def test_a_step_is_within_six_percent(latency_ns):
+def test_a_bin_of_latencies_is_six_percent_wide(latency_ns):
     step = bin_of(latency_ns)
     assert latency_of(step) <= latency_ns * 1.000001
     assert latency_ns <= latency_of(step + 1) * 1.000001
     assert latency_of(step + 1) / latency_of(step) == pytest.approx(10 ** (1 / BINS_PER_DECADE))
 
 
-def test_latencies_off_the_scale_are_kept_at_its_ends():
+def test_latencies_off_the_scale_are_counted_in_the_outer_bins():
     assert bin_of(0) == bin_of(-5) == 0
     assert bin_of(10**18) == BINS - 1
 
@@ -69,7 +69,7 @@ def test_quantiles_are_within_three_percent(latencies, q):
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200))
-def test_the_longest_is_exact_and_no_quantile_is_above_it(latencies):
+def test_the_longest_latency_is_exact_and_no_quantile_is_above_it(latencies):
     grid = LatencyGrid(2)
     for place, latency_ns in enumerate(latencies):
         grid.add(place % 2, place * 10**7, latency_ns)
@@ -80,7 +80,7 @@ def test_the_longest_is_exact_and_no_quantile_is_above_it(latencies):
     assert marks_of(LatencyGrid(1), [0], [0.5]) == (0, [])
 
 
-def test_no_quantiles_of_nothing():
+def test_an_empty_count_has_no_quantiles():
     assert quantiles_of(Counter(), [0.5]) == []
 
 
@@ -107,7 +107,7 @@ def operations_of(path):
 
 
 def longest_silence(events, end_ns):
-    """The longest time in which something was asked and nothing answered ok, moment by moment."""
+    """The longest time with an operation invoked and none ending ok, event by event."""
     longest = asked = 0
     since = None
     for event in [*events, {"type": "end", "time": end_ns}]:
@@ -156,15 +156,15 @@ def operation(process, invoked_s, completed_s, kind):
 @pytest.mark.parametrize(
     ("operations", "silence_s"),
     [
-        # Nobody asked between the load and the final reads.
+        # No operation was open between the load and the final reads.
         ([(0, 0, 1, "ok"), (1, 9, 9.5, "ok")], (0, 1)),
-        # Somebody did, and was refused; then nobody was asking for a moment, and nobody had been answered.
+        # One was, and failed; then none was open for a while, but none had succeeded either.
         ([(0, 0, 1, "ok"), (1, 2, 3, "fail"), (1, 8, 9, "ok")], (2, 9)),
-        # One was still waiting when another was answered.
+        # One was still open when another succeeded.
         ([(0, 0, 7, "ok"), (1, 0.5, 1, "ok")], (1, 7)),
     ],
 )
-def test_silence_is_time_in_which_somebody_asks(tmp_path, operations, silence_s):
+def test_silence_lasts_from_an_invocation_to_the_next_success(tmp_path, operations, silence_s):
     events = sorted((e for one in operations for e in operation(*one)), key=lambda event: event["time"])
     path = tmp_path / "history.jsonl"
     path.write_text("".join(json.dumps({"index": index, **event}) + "\n" for index, event in enumerate(events)))
@@ -173,8 +173,8 @@ def test_silence_is_time_in_which_somebody_asks(tmp_path, operations, silence_s)
 
 
 @pytest.mark.parametrize(("final_reads_from", "silence_s"), [(None, (2, 9)), (4, (2, 4)), (3, (2, 9))])
-def test_between_the_load_and_the_final_reads_nobody_asks(tmp_path, final_reads_from, silence_s):
-    """Whoever was refused by then does not ask on; whoever still waits (at event 3) does."""
+def test_silence_ends_with_the_load_if_no_operation_is_open_then(tmp_path, final_reads_from, silence_s):
+    """By event 4 the failed operation has ended; at event 3 it is still open."""
     operations = [(0, 0, 1, "ok"), (1, 2, 4, "fail"), (1, 8, 9, "ok")]
     events = [event for one in operations for event in operation(*one)]
     path = tmp_path / "history.jsonl"
@@ -183,7 +183,7 @@ def test_between_the_load_and_the_final_reads_nobody_asks(tmp_path, final_reads_
     assert tuple(at / 1e9 for at in data.silence_ns) == silence_s
 
 
-def test_many_functions_and_errors_are_bounded(tmp_path, monkeypatch):
+def test_the_numbers_of_functions_and_errors_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_ERRORS", 10)
     events = []
     for number in range(50):
@@ -209,11 +209,11 @@ def test_many_functions_and_errors_are_bounded(tmp_path, monkeypatch):
         ("", ""),
     ],
 )
-def test_errors_that_differ_by_numbers_only_are_of_one_kind(text, kind):
+def test_errors_that_differ_only_in_numbers_are_of_one_kind(text, kind):
     assert error_kind(text) == kind
 
 
-def test_the_first_of_a_kind_of_error_is_kept(tmp_path):
+def test_the_first_error_of_a_kind_is_kept(tmp_path):
     events = [(n, n, "info", "write", {"error": f"entry {n} is not known"}) for n in range(7, 107)]
     data = collect(write(tmp_path / "h", events))
     ((key, error),) = data.errors.items()
@@ -232,7 +232,7 @@ def test_a_completion_without_its_invocation_does_not_stop_the_report(tmp_path):
     assert list(data.grid.cells()) == []
 
 
-def test_neighbours_are_the_nearest_of_the_key(history):
+def test_neighbours_are_the_nearest_operations_on_the_key(history):
     operations = operations_of(history)
     inside = [item for item in operations if item[0]["key"] == 3 and item[1] and item[1]["type"] == "ok"]
     chosen = [inside[20], inside[26], inside[40]]
@@ -284,7 +284,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.sampled_fr
 
 
 @given(SPANS)
-def test_real_time_edges_are_the_least_that_say_the_order(spans):
+def test_real_time_edges_are_the_transitive_reduction_of_the_order(spans):
     operations = [{"start_ns": a, "end_ns": a + length, "type": kind} for a, length, kind in spans]
     edges = {(edge.source, edge.target) for edge in real_time_edges(operations)}
     everyone = range(len(operations))
@@ -314,7 +314,7 @@ def test_edges_follow_their_operations_when_these_are_sorted_and_cut():
     assert witness.left_out == 16
 
 
-def test_positions_stand_in_for_times_only_together():
+def test_times_are_preferred_to_positions():
     operation = {"process": 1, "f": "write", "status": "info", "invoked": 3, "returned": None, "invoked_ns": 50}
     witness = witness_from({"witness": {"operations": [operation], "key": 0}})
     assert (witness.operations[0]["start_ns"], witness.operations[0]["end_ns"]) == (50, None)
@@ -322,5 +322,5 @@ def test_positions_stand_in_for_times_only_together():
 
 
 @pytest.mark.parametrize("check", [{}, {"witness": None}, {"witness": []}, {"witness": {"operations": None}}])
-def test_no_witness(check):
+def test_a_check_without_operations_in_its_witness_has_none(check):
     assert witness_from(check) is None

@@ -38,7 +38,7 @@ def test_a_parser_tells_verdicts_apart(tmp_path: Path) -> None:
 
 
 @given(text=st.text(), name=st.text())
-def test_any_text_makes_a_file_that_can_be_read(tmp_path_factory: pytest.TempPathFactory, text: str, name: str) -> None:
+def test_any_text_makes_a_well_formed_file(tmp_path_factory: pytest.TempPathFactory, text: str, name: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.xml"
     write_junit(str(path), [Case(name, "invalid", text, text=text, properties={"repeat": text})])
     case = next(iter(ElementTree.parse(path).getroot().iter("testcase")))
@@ -47,12 +47,12 @@ def test_any_text_makes_a_file_that_can_be_read(tmp_path_factory: pytest.TempPat
     assert len(table.splitlines()) == 3
 
 
-def test_a_file_that_cannot_be_written_is_the_operators(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_operator_error(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"--junit '/.*': must name a file"):
         write_junit(str(tmp_path), [])
 
 
-def test_a_verdict_is_said_also_where_the_file_cannot_be_written_any_more(
+def test_the_verdict_is_printed_even_if_the_file_cannot_be_written_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.2", "--seed", "1", "--junit", "/dev/full/x"]
@@ -64,7 +64,9 @@ def test_a_verdict_is_said_also_where_the_file_cannot_be_written_any_more(
 
 
 @pytest.mark.cluster
-def test_harness_run_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_harness_run_writes_the_junit_file_and_the_step_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     junit, table = tmp_path / "junit.xml", tmp_path / "summary.md"
     table.write_text("before\n")
     words = ["run", "--system", "toy", "--cluster", "local", "--nodes", "2", "--time-limit", "1.5", "--seed", "5"]
@@ -83,6 +85,6 @@ def test_harness_run_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert error is not None and error.get("type") == "did-not-run"
     assert "workload set needs the methods add, members" in str(error.get("message"))
     junit.unlink()
-    assert cli.main([*words, "--workload", "set", "--test-count", "2"]) == 254  # nor do series go without a file
+    assert cli.main([*words, "--workload", "set", "--test-count", "2"]) == 254  # a series writes the file as well
     assert [case.find("error") is not None for case in read(junit).values()] == [True]
     capsys.readouterr()

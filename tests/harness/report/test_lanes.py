@@ -20,7 +20,7 @@ OPERATIONS = st.lists(
 
 
 @given(operations=OPERATIONS, slots=st.integers(1, 100), most=st.sampled_from([10**6, 40, 5]))
-def test_a_cell_holds_the_gravest_of_what_was_under_way(
+def test_a_cell_holds_the_gravest_outcome_of_the_operations_under_way(
     operations: list[tuple[int, int, int, str]], slots: int, most: int
 ) -> None:
     lanes = ClientLanes(slots)
@@ -44,7 +44,7 @@ def test_a_cell_holds_the_gravest_of_what_was_under_way(
     assert len(runs) <= most or column_ns >= lanes.column_ns * MAX_COLUMNS // 16
 
 
-def test_who_follows_a_client_whose_operation_ended_info_has_its_row(tmp_path: Path) -> None:
+def test_the_process_that_replaces_one_ended_by_info_takes_its_row(tmp_path: Path) -> None:
     """Processes are numbered as they begin: here 3 follows 2, and 4 follows 1, of three clients."""
     path, lines = tmp_path / "history.jsonl", []
     for at, process, outcome in (
@@ -68,8 +68,8 @@ def test_who_follows_a_client_whose_operation_ended_info_has_its_row(tmp_path: P
     clients=st.integers(1, 9),
     phases=st.lists(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=30), min_size=1, max_size=3),
 )
-def test_no_two_clients_have_a_row_at_once(clients: int, phases: list[list[tuple[int, bool]]]) -> None:
-    """As the load numbers them: by turns, each at work or not, and new ones for every phase."""
+def test_no_two_clients_have_the_same_row_at_once(clients: int, phases: list[list[tuple[int, bool]]]) -> None:
+    """Numbered as by the load: in turn, busy or not, and new ones for every phase."""
     slots, next_process = ClientSlots(clients), 0
     for phase in phases:
         processes = list(range(next_process, next_process + clients))

@@ -14,7 +14,7 @@ RUN, PROBLEM = "file:/store/\x1b]0;title\x07/run", "line 1: not UTF-8 text: \x1b
 SAID = r"left out: file:/store/\x1b]0;title\x07/run: line 1: not UTF-8 text: \x1b[31m\x00"
 
 
-def test_what_would_move_a_cursor_is_spelt_out() -> None:
+def test_escape_sequences_of_left_out_runs_are_printed_escaped() -> None:
     rows = {"rates": [], "availability": [], "problems": [{"run": RUN, "problem": PROBLEM, "left_out": True}]}
     tables = {name: SimpleNamespace(name=name, rows=found) for name, found in rows.items()}
     analysis = SimpleNamespace(runs=0, operations=0, tables=list(tables.values()), table=tables.__getitem__)

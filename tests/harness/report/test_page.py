@@ -1,4 +1,4 @@
-"""The report as a file: verdict first, nothing left out, nothing let in, never too large."""
+"""The report as a file: verdict first, complete, escaped, and bounded in size."""
 
 import html
 import html.parser
@@ -71,7 +71,7 @@ def headline(page):
     return match[1], html.unescape(match[2])
 
 
-def test_a_valid_run(run):
+def test_the_page_of_a_valid_run_shows_verdict_faults_charts_and_checks(run):
     faults = runs.make_faults(60)
     page = report(run, runs.make_results(faults), faults=faults, operations=2000)
     verdict, sentence = headline(page)
@@ -89,7 +89,7 @@ def test_a_valid_run(run):
     assert "The contradiction" not in page.text
 
 
-def test_the_bands_lie_where_the_faults_were(run):
+def test_the_bands_of_faults_are_drawn_at_their_times(run):
     faults = runs.make_faults(60)
     report(run, runs.make_results(faults), faults=faults, operations=1000)
     source = run.report_path.read_text()
@@ -123,7 +123,7 @@ def test_an_invalid_run_shows_the_contradiction(run):
     assert page.text.index("The contradiction") < page.text.index("Over time")
 
 
-def test_a_witness_as_a_plain_list_of_operations(run):
+def test_a_witness_may_be_a_plain_list_of_operations(run):
     operations = [
         {"process": 0, "f": "write", "key": 1, "value": 8, "type": "ok", "invoke_time_ns": 10, "complete_time_ns": 20},
         {"process": 1, "f": "read", "key": 1, "output": 7, "type": "ok", "invoke_time_ns": 30, "complete_time_ns": 40},
@@ -142,7 +142,7 @@ def test_the_drawing_leaves_room_for_the_longest_name_of_a_process(run):
     assert '<div class="panel lanes" style="--letters: 6">' in page.source
 
 
-def test_the_longest_latency_is_the_longest(run):
+def test_the_longest_latency_is_shown_exactly(run):
     lines = [
         {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "read", "value": None},
         {"index": 1, "time": 31_317_259, "process": 0, "type": "ok", "f": "read", "value": 1},
@@ -151,7 +151,7 @@ def test_the_longest_latency_is_the_longest(run):
     assert "read 1 " + "30.7 ms " * 3 + "31.3 ms" in report(run, runs.make_results()).text
 
 
-def test_rates_and_latencies_lie_where_the_operations_ended(run):
+def test_rates_and_latencies_are_drawn_where_the_operations_ended(run):
     failed_ns, last = 55_300_000_000, 1210
     events = [
         {"process": process, "type": kind, "f": "write", "value": step, "time": time_ns}
@@ -180,7 +180,7 @@ def test_rates_and_latencies_lie_where_the_operations_ended(run):
     assert len(others) == 2 and others == pytest.approx([end_ns / column_ns] * 2, rel=1e-5)
 
 
-def test_a_slow_run_has_a_rate(run):
+def test_the_rate_of_a_slow_run_has_decimals(run):
     page = report(run, runs.make_results(), operations=20)
     assert re.search(r"<dd>\d\d</dd><dd class=\"remark\">0\.3\d per second</dd>", page.source)
 
@@ -203,7 +203,7 @@ def test_the_legend_names_every_nemesis_beside_its_colour(run):
     assert legend == [(str(tint), shared) for tint, shared in enumerate(names)]
 
 
-def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
+def test_the_operations_have_a_node_column_only_if_a_node_is_known(run):
     witness = runs.make_witness()
     assert ("td", "data-label", "Node") in report(run, invalid_results(witness=witness), operations=10).attributes
     nameless = [{name: word for name, word in one.items() if name != "node"} for one in witness["operations"]]
@@ -224,7 +224,7 @@ def test_an_unknown_run_never_looks_valid(run):
     assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
 
 
-def test_a_fault_that_nobody_met_is_shown_as_such_and_why(run):
+def test_a_fault_that_was_not_exercised_is_shown_with_the_reason(run):
     faults = runs.make_faults(60)
     met = {"proven": True, "exercised": False, "detail": "no packet ran into the cut"}
     faults[2] = {**faults[2], "exercised": False, "met": met}
@@ -243,7 +243,7 @@ def test_anything_but_true_and_false_is_unknown(run, valid):
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>\x1b[31m\u202e\ud800"
 
 
-def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
+def test_no_text_of_a_node_or_an_operator_becomes_markup(run):
     with open(run.history_path, "w") as file:
         for number in range(20):
             operation = {"process": number, "f": ATTACK, "key": ATTACK, "value": ATTACK}
@@ -292,7 +292,7 @@ def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
     assert b"\x1b" not in source and "\u202e".encode() not in source
 
 
-def test_the_page_needs_nothing_from_anywhere(run):
+def test_the_page_is_self_contained(run):
     page = report(run, invalid_results(runs.make_faults(60)), operations=100)
     addresses = [(tag, value) for tag, name, value in page.attributes if name in ("src", "href", "data", "action")]
     assert addresses and all(tag == "a" and "//" not in value for tag, value in addresses)
@@ -303,7 +303,7 @@ def test_the_page_needs_nothing_from_anywhere(run):
     assert policy.startswith("default-src 'none'")
 
 
-def test_it_links_to_what_the_run_left(run):
+def test_the_page_links_to_the_files_of_the_run(run):
     for name in ("results.json", "test.json", "schedule.json", "harness.log"):
         (run.path / name).write_text("{}")
     (run.nodes_path / "n1").mkdir(parents=True)
@@ -324,7 +324,7 @@ def readout_of(page):
     return json.loads(re.search(r'<script type="application/json" id="readout">(.*?)</script>', page.source)[1])
 
 
-def test_what_the_charts_say_is_what_happened(run):
+def test_the_readout_of_the_charts_agrees_with_the_history(run):
     faults = runs.make_faults(60)
     results = invalid_results(faults)
     terms = [("n2", -5), ("n<3>", 20 * 10**9)]
@@ -351,7 +351,7 @@ def test_what_the_charts_say_is_what_happened(run):
     assert len(said["windows"]) * said["window"] >= said["end"] > (len(said["windows"]) - 1) * said["window"]
 
 
-def test_what_a_check_gives_a_moment_to_is_marked_in_the_charts_and_said_once(run):
+def test_timed_violations_are_marked_in_the_charts_and_stated_once(run):
     results = runs.make_results((), valid=False, reason="invariants: votes: n1 voted twice")
     violations = [{"rule": "votes", "time_s": 2.0 + n, "text": "n1 voted twice"} for n in range(30)]
     results["checks"]["invariants"] = {"valid": False, "reason": "votes: n1 voted twice", "violations": violations}
@@ -363,7 +363,7 @@ def test_what_a_check_gives_a_moment_to_is_marked_in_the_charts_and_said_once(ru
     assert hero.count("n1 voted twice") == 1
 
 
-def test_whom_a_fault_struck_is_said_where_nobody_is_cut_off(run):
+def test_a_fault_without_a_cut_is_shown_with_the_hosts_that_it_struck(run):
     fault = {**runs.make_faults(60)[0], "nemesis": "kill", "variant": "sigkill@minority", "hosts": ["n4", "n5"]}
     del fault["grudge"]
     page = report(run, runs.make_results([fault]), operations=100)
@@ -394,7 +394,7 @@ def test_errors_are_grouped_by_kind_and_one_is_shown_whole(run):
     assert "1 write info it fell down 7 stairs" in page.text
 
 
-def test_no_faults_and_no_operations(run):
+def test_the_page_of_a_run_without_faults_and_operations_says_so(run):
     run.history_path.touch()
     page = report(run, {"valid": "unknown", "reason": "no operation succeeded, so nothing was tested"})
     assert headline(page)[0] == "UNKNOWN"
@@ -408,7 +408,7 @@ def test_a_valid_run_without_faults_says_so(run):
     assert headline(page) == ("VALID", "100 operations, no faults")
 
 
-def test_a_cut_history_is_shown_and_said(run):
+def test_a_truncated_history_is_shown_and_reported(run):
     runs.write_run(run.history_path, operations=300)
     run.history_path.write_bytes(run.history_path.read_bytes()[:-5])
     page = report(run, runs.make_results())
@@ -416,7 +416,7 @@ def test_a_cut_history_is_shown_and_said(run):
     assert "1 operation had no answer when the history ended." in page.text
 
 
-def test_a_damaged_or_missing_history_is_shown_and_said(run):
+def test_a_damaged_or_missing_history_is_reported(run):
     runs.write_run(run.history_path, operations=300)
     lines = run.history_path.read_text().splitlines()
     lines[100] = "garbage"
@@ -440,7 +440,7 @@ def test_a_damaged_or_missing_history_is_shown_and_said(run):
         {"valid": True, "checks": {"x": {"deep": {"er": {"still": {"more": 1}}}, "mixed": [1, {"a": 2}], "f": 1e300}}},
     ],
 )
-def test_odd_results_are_shown_as_they_are(run, results):
+def test_malformed_results_still_make_a_page(run, results):
     page = report(run, results, operations=50, test={})
     assert headline(page)[0] in ("VALID", "INVALID", "UNKNOWN")
 
@@ -449,7 +449,7 @@ HUGE = 10**400
 
 
 @pytest.mark.parametrize("number", [HUGE, -HUGE, 1e308, float("inf"), float("nan")], ids=lambda number: str(number)[:6])
-def test_numbers_that_are_no_time_are_no_trouble(run, number):
+def test_numbers_that_are_no_time_still_make_a_page(run, number):
     faults = runs.make_faults(30)
     faults[0]["end_ns"] = faults[1]["start_ns"] = number
     witness = runs.make_witness()
@@ -465,7 +465,7 @@ def test_numbers_that_are_no_time_are_no_trouble(run, number):
 
 
 @pytest.mark.parametrize("odd", [{}, [[]], 7, None, "x"])
-def test_a_witness_with_odd_parts_is_shown(run, odd):
+def test_a_malformed_witness_still_makes_a_page(run, odd):
     witness = runs.make_witness()
     witness["operations"][0]["process"] = odd
     witness["edges"][0]["source"] = odd
@@ -479,7 +479,7 @@ def test_a_witness_with_odd_parts_is_shown(run, odd):
     assert "INVALID" in said.getvalue()
 
 
-def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path):
+def test_a_path_that_cannot_be_written_is_reported_in_one_line(run, tmp_path):
     runs.write_run(run.history_path, operations=10)
     with pytest.raises(StoreError, match=r"cannot write .*report\.html: No such file") as caught:
         write_report(tmp_path / "nowhere", runs.TEST, runs.make_results(), run.history_path)
@@ -494,8 +494,8 @@ def test_the_report_of_a_large_run_is_small(run):
     assert page.text.count("links cut") == len(faults) == 60
 
 
-def test_names_of_large_characters_still_fit(run):
-    """What the charts say is ASCII: such a character is twelve there."""
+def test_a_page_with_long_names_of_wide_characters_still_fits(run):
+    """The data of the charts is ASCII: such a character takes twelve bytes there."""
     name = "\U0001f9e8" * 100
     runs.write_run(run.history_path, operations=500)
     events = [json.loads(line) for line in run.history_path.read_text().splitlines()]
@@ -510,7 +510,7 @@ def test_names_of_large_characters_still_fit(run):
     assert "faults not drawn" in page.text and "(first 60 of 3000)" in page.text
 
 
-def test_a_run_that_shouts_on_every_side_still_fits(run):
+def test_a_page_with_long_texts_everywhere_still_fits(run):
     shout = "<&\"'" * 2000
     runs.write_run(run.history_path, operations=3000)
     operation = {"process": shout, "f": shout, "value": shout, "result": shout, "node": shout, "error": shout}

@@ -108,16 +108,16 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize(("nemesis", "down_us"), [("partition", None), ("kill", 5_000), ("power", 6_000)])
-def test_a_replica_is_down_from_when_its_power_was_cut_not_from_when_that_was_asked_for(
+def test_a_replica_is_down_from_the_request_to_kill_it_or_from_the_power_cut_itself(
     run: RunDir, nemesis: str, down_us: int | None
 ) -> None:
-    """Until then what it has not synced is counted, and it answers."""
+    """Before the cut its unsynced data is counted for a while, and it still answers."""
     run.history_path.write_text(run.history_path.read_text().replace("partition", nemesis))
     (fault,) = collect_replay(run).faults
     assert (fault["start"], fault["down"]) == (5_000, down_us)
 
 
-def test_what_is_taken_from_the_files_of_a_run(run: RunDir) -> None:
+def test_a_replay_is_collected_from_the_files_of_a_run(run: RunDir) -> None:
     replay = collect_replay(run)
     assert (replay.verdict, replay.replicas, replay.others) == ("invalid", ["n1", "n2"], ["clients"])
     assert [(m.source, m.destination, m.sent_ns, m.arrived_ns, m.losses) for m in replay.messages] == [
@@ -139,7 +139,7 @@ def test_what_is_taken_from_the_files_of_a_run(run: RunDir) -> None:
     assert replay.notes == []
 
 
-def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
+def test_only_violations_with_a_time_are_in_the_replay(run: RunDir) -> None:
     invariants = {
         "valid": False,
         "violations": [{"rule": "log", "time_s": 0.041, "text": "lost 7"}, {"rule": "x", "time_s": "soon"}, "odd"],
@@ -152,7 +152,7 @@ def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
     assert replay.violations == [{"at": 41_000, "text": "invariants: log: lost 7", "operations": []}]
 
 
-def test_that_a_system_did_not_recover_was_decided_at_the_end(run: RunDir) -> None:
+def test_a_failure_to_recover_is_placed_at_the_end_of_the_run(run: RunDir) -> None:
     recovers = {"valid": False, "reason": "nobody takes writes"}
     leaders = run.read_results()["checks"]["leaders"]  # by which the logs' times are known
     run.write_results({"valid": False, "checks": {"recovers": recovers, "leaders": leaders}})
@@ -166,28 +166,28 @@ def test_that_a_system_did_not_recover_was_decided_at_the_end(run: RunDir) -> No
     assert collect_replay(run).violations == []
 
 
-def test_what_the_logs_held_is_known_from_the_first_moment_on(run: RunDir) -> None:
+def test_a_part_begins_with_the_state_of_the_logs_at_its_start(run: RunDir) -> None:
     replay = collect_replay(run, from_ns=21 * MS, to_ns=49 * MS)
     assert replay.logs == [(20 * MS, "n1", 478, 480), (48 * MS, "n1", 480, 480)]
     columns = data_of(replay_page(replay))["logs"]
     assert columns == {"at": [20_000, 28_000], "host": [0, 0], "committed": [478, 480], "ahead": [2, 0]}
 
 
-def test_of_very_many_changes_of_logs_some_are_kept_and_that_is_said(run: RunDir, monkeypatch: Any) -> None:
+def test_changes_of_logs_beyond_the_limit_are_thinned_out_with_a_note(run: RunDir, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MAX_LOG_STATES", 2)
     replay = collect_replay(run)
     assert [state.committed for state in replay.logs] == [477, 480]
     assert "log ends and committed indexes are shown for only one change in 2" in replay.notes
 
 
-def test_a_damaged_line_of_a_log_is_named(run: RunDir) -> None:
+def test_a_damaged_line_of_the_trace_is_named(run: RunDir) -> None:
     with run.trace_path.open("a") as trace:
         trace.write(lines({"time": 1, "kind": "log", "host": "n1", "committed": "some", "end": 3}))
     with pytest.raises(TraceError, match=r"trace\.jsonl:10: not a line of a trace"):
         collect_replay(run)
 
 
-def test_pipes_and_directories_in_the_place_of_files_are_not_waited_for(run: RunDir) -> None:
+def test_pipes_and_directories_in_the_place_of_files_do_not_block(run: RunDir) -> None:
     roles = collect_replay(run).roles
     os.mkfifo(run.nodes_path / "n1" / "a-pipe.log")
     (run.nodes_path / "n1" / "z-directory.log").mkdir()
@@ -202,7 +202,7 @@ def test_pipes_and_directories_in_the_place_of_files_are_not_waited_for(run: Run
 @pytest.mark.parametrize(
     ("name", "words"), [("trace.html", ["--from", "0", "--to", "1"]), ("replay.html", ["--replay"])]
 )
-def test_a_pipe_in_the_place_of_the_page_is_told_and_not_waited_for(
+def test_a_pipe_in_the_place_of_the_page_is_refused_and_does_not_block(
     run: RunDir, name: str, words: list[str], harness_here: Here
 ) -> None:
     os.mkfifo(run.path / name)
@@ -210,7 +210,7 @@ def test_a_pipe_in_the_place_of_the_page_is_told_and_not_waited_for(
     assert done.returncode == 254 and f"{name} is not a regular file: move it away" in done.stderr
 
 
-def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
+def test_the_page_holds_the_replay_as_columns(run: RunDir) -> None:
     data = data_of(replay_page(collect_replay(run)))
     columns = data["messages"]
     assert (columns["sent"], columns["flight"]) == ([20_000, 1_000, 29_000], [1_000, -1, 1_000])
@@ -227,13 +227,13 @@ def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
     assert (data["operations"]["start"], data["operations"]["length"]) == ([30_000, 5_000], [12_000, -1])
 
 
-def test_a_part_of_a_run(run: RunDir) -> None:
+def test_the_replay_of_a_part_has_only_its_messages_and_operations(run: RunDir) -> None:
     replay = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
     assert [m.source for m in replay.messages] == ["clients"]
     assert [operation[0] for operation in replay.operations] == [4]
 
 
-def test_a_part_in_which_nothing_was_sent_shows_what_else_there_was(run: RunDir) -> None:
+def test_a_part_without_messages_shows_its_operations_and_faults(run: RunDir) -> None:
     kept = [line for line in run.trace_path.read_text().splitlines(keepends=True) if '"clients"' not in line]
     run.trace_path.write_text("".join(kept))
     part = collect_replay(run, from_ns=52 * MS, to_ns=70 * MS)
@@ -256,7 +256,7 @@ def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
     assert whole["part"] == [None, None] and len(whole["violations"]) == 1
 
 
-def test_what_there_is_no_room_for_is_counted_and_a_part_has_room_of_its_own(
+def test_faults_and_violations_beyond_the_limits_are_counted_for_each_part(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_FAULTS", 2)
@@ -280,7 +280,7 @@ def test_what_there_is_no_room_for_is_counted_and_a_part_has_room_of_its_own(
     assert not [note for note in part.notes if "left out" in note]
 
 
-def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
+def test_a_trace_that_reached_its_size_limit_is_noted(run: RunDir) -> None:
     with run.trace_path.open("a") as trace:
         trace.write(lines({"time": 52 * MS, "kind": "limit", "events": 9}))
     words = "no messages and no logs after 0.052 s: the trace reached its size limit"
@@ -288,21 +288,21 @@ def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
     assert words not in collect_replay(run, to_ns=51 * MS).notes
 
 
-def test_a_run_without_a_trace_says_so(run: RunDir) -> None:
+def test_the_replay_of_a_run_without_a_trace_says_so(run: RunDir) -> None:
     run.trace_path.unlink()
     html = replay_page(collect_replay(run))
     assert "no messages: the run was made without --cluster sim --trace" in html
     assert data_of(html)["messages"]["sent"] == [] and data_of(html)["operations"]["start"]
 
 
-def test_logs_that_cannot_be_placed_give_no_roles(run: RunDir) -> None:
+def test_logs_that_cannot_be_placed_in_time_give_no_roles(run: RunDir) -> None:
     run.write_results({"valid": True, "checks": {}})
     replay = collect_replay(run)
     assert replay.roles == [] and replay.notes == ["no roles: no log shows when a leader was elected"]
     assert "what the replicas logged" not in replay_page(replay)
 
 
-def test_what_a_run_holds_is_text(run: RunDir) -> None:
+def test_the_texts_of_a_run_are_escaped(run: RunDir) -> None:
     run.write_results(
         {"valid": False, "reason": MARKUP, "checks": {MARKUP: {"valid": False, "witness": [{"f": MARKUP}]}}}
     )
@@ -317,7 +317,9 @@ def test_what_a_run_holds_is_text(run: RunDir) -> None:
     assert MARKUP in data_of(html)["hosts"]
 
 
-def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_beyond_its_size_limit_leaves_out_the_least_telling_messages(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = []
     for number in range(4000):
         rpc = {"rpc": "vote" if number % 10 == 0 else "route", "detail": f"number {number}"}
@@ -348,14 +350,14 @@ def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkey
         ([], "give --from and --to for what to draw, or --replay"),
     ],
 )
-def test_what_an_operator_can_mend_is_one_line(
+def test_operator_errors_are_reported_in_one_line(
     run: RunDir, words: list[str], expected: str, harness_here: Here
 ) -> None:
     done = harness_here("trace", "latest", *words, cwd=run.path.parents[2])
     assert done.returncode == 254 and expected in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_simulated_run_from_the_command_line(tmp_path: Path) -> None:
+def test_a_simulated_run_is_replayed_from_the_command_line(tmp_path: Path) -> None:
     words = (
         "--nodes",
         "3",

@@ -47,7 +47,7 @@ def window_of(path: Path, from_ms: float, to_ms: float, **options: Any) -> Windo
     return read_window(path, from_ns=round(from_ms * 1e6), to_ns=round(to_ms * 1e6), **options)
 
 
-def test_a_window_has_what_was_under_way_in_it(tmp_path: Path) -> None:
+def test_a_window_has_the_messages_under_way_in_it(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", EVENTS)
     messages = window_of(path, 5, 20).messages
     assert [(m.kind, m.losses, m.arrived_ns) for m in messages] == [
@@ -86,7 +86,7 @@ def test_a_window_has_what_was_under_way_in_it(tmp_path: Path) -> None:
         (json.dumps(EVENTS[0]) + '\n{"time":5,"kind":"limit","events":1}\n', {}, "reached its limit of events"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(
+def test_a_window_that_cannot_be_drawn_is_reported_in_one_line(
     content: str | None, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace.jsonl"
@@ -106,7 +106,7 @@ def message(sent_ns: int, kind: str, losses: int = 0, arrived_ns: int | None = N
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1)), max_size=40), st.integers(0, 20))
-def test_the_most_telling_are_kept_and_the_rest_is_counted(made: list[tuple[str, int]], most: int) -> None:
+def test_the_most_telling_messages_are_kept_and_the_rest_is_counted(made: list[tuple[str, int]], most: int) -> None:
     messages = [message(place, kind, losses) for place, (kind, losses) in enumerate(made)]
     chosen = choose(Window(0, 100, messages), most)
     assert len(chosen.messages) == min(most, len(messages))
@@ -164,7 +164,7 @@ def test_arrows_slant_downwards_between_the_right_lines(tmp_path: Path) -> None:
         assert y2 > y1
 
 
-def test_what_nodes_say_is_text(tmp_path: Path) -> None:
+def test_the_texts_of_nodes_are_escaped(tmp_path: Path) -> None:
     events = [line(1, "send", "n1", "n2", 0, "<script>alert(1)</script>"), line(2, "arrive", "n1", "n2", 0)]
     page = sequence_page(
         window_of(write(tmp_path / "trace.jsonl", events), 0, 5), title="<b>", hosts=["n1", "n2"], faults=FAULTS
@@ -173,13 +173,13 @@ def test_what_nodes_say_is_text(tmp_path: Path) -> None:
     assert "default-src 'none'" in page and 'lang="en"' in page
 
 
-def test_the_rule_is_stated_when_it_applied() -> None:
+def test_the_page_states_which_messages_it_leaves_out() -> None:
     messages = [message(number, "heartbeat", arrived_ns=number + 5) for number in range(10)]
     page = sequence_page(choose(Window(0, 100, messages), 4), title="t", hosts=["n1", "n2"])
     assert "4 messages of 10" in page and "Left out: heartbeats (6)" in page
 
 
-def test_that_the_trace_reached_its_bound_is_said(tmp_path: Path) -> None:
+def test_a_trace_that_reached_its_size_limit_is_noted(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*EVENTS, {"time": 31_000_000, "kind": "limit", "events": 8}])
     words = "The trace reached its size limit at 0.031 s; later messages are unknown."
     for most in (100, 2):
@@ -187,7 +187,7 @@ def test_that_the_trace_reached_its_bound_is_said(tmp_path: Path) -> None:
     assert words not in sequence_page(window_of(path, 0, 30.5), title="t", hosts=HOSTS)
 
 
-def test_who_lost_the_lead_to_a_host_without_a_line_leads_no_longer(tmp_path: Path) -> None:
+def test_a_leader_replaced_by_a_host_outside_the_drawing_leads_no_longer(tmp_path: Path) -> None:
     window = window_of(write(tmp_path / "trace.jsonl", EVENTS), 0, 40, hosts=["n1", "n2"])
     leaders = [Leadership("n1", 1, -5_000_000), Leadership("n3", 2, 20_000_000)]
     bars = []

@@ -1,4 +1,4 @@
-"""index.html of a store: every run leaves it, it escapes what runs hold, and its length is bounded."""
+"""index.html of a store: every run writes it, it escapes the texts of runs, and its length is bounded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def links(html: str) -> list[str]:
     return [str(attributes["href"]) for tag, attributes in Tags(html).found if tag == "a"]
 
 
-def test_a_run_leaves_the_page_of_its_store(memory_run: Any) -> None:
+def test_a_run_writes_the_page_of_its_store(memory_run: Any) -> None:
     run_dir, _, _ = memory_run()
     html = (run_dir.path.parents[1] / "index.html").read_text()
     assert links(html) == [f"{run_dir.name}/report.html".replace("+", "%2B")]
@@ -60,8 +60,8 @@ def test_runs_are_links_to_their_reports_newest_first(tmp_path: Path) -> None:
     assert "lost 7" in html
 
 
-def test_that_a_run_was_running_is_said_with_the_moment_of_it(tmp_path: Path) -> None:
-    """It may have been killed since: nobody writes the page then."""
+def test_the_page_says_at_what_time_a_run_was_running(tmp_path: Path) -> None:
+    """The run may have been killed since, without writing the page."""
     store = Store(tmp_path / "store")
     make(store)
     assert "when this page was written" not in render_store(store.root, read_index(store))
@@ -84,7 +84,7 @@ def test_the_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Path, monkeyp
     assert "5 runs" in html and "3 older runs not shown" in html
 
 
-def test_what_a_run_holds_is_text(tmp_path: Path) -> None:
+def test_the_texts_of_a_run_are_escaped(tmp_path: Path) -> None:
     markup = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
     store = Store(tmp_path / "store")
     make(store, valid=False, reason=markup)
@@ -100,9 +100,7 @@ def test_what_a_run_holds_is_text(tmp_path: Path) -> None:
     assert not [name for name, value in attributes if name.startswith("on") or "javascript" in value]
 
 
-def test_a_page_that_cannot_be_written_is_no_failure_of_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(tmp_path / "store")
     make(store)
     (store.root / "index.html").mkdir()

@@ -1,4 +1,4 @@
-"""docs/what-went-wrong.md: what it quotes from a mutant's report is there, in the part that it names."""
+"""docs/what-went-wrong.md: what it quotes from a mutant's report is in the part that it names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Parts(html.parser.HTMLParser):
 
 
 def pattern_of(quoted: str) -> str:
-    """What a quotation stands for: `…` is anything."""
+    """The pattern of a quotation, in which `…` matches anything."""
     words = quoted.replace("\\|", "|").split("…")
     return ".*?".join(re.escape(part.strip()) for part in words)
 
@@ -65,7 +65,7 @@ def test_eight_mutants_have_their_questions_and_answers() -> None:
         for name in [section.partition("\n")[0]]
     ],
 )
-def test_the_answers_stand_where_the_page_says(section: str, tmp_path: Path) -> None:
+def test_the_quoted_answers_are_in_the_parts_that_the_page_names(section: str, tmp_path: Path) -> None:
     run = report_mutant(section.partition("\n")[0], 1, Store(tmp_path))
     parts = Parts(run.report_path.read_text(encoding="utf-8"))
     for question, part, quoted in ROW.findall(section):
