@@ -127,6 +127,20 @@ def test_a_definite_failure_is_retried_with_the_same_unique_key() -> None:
     run(scenario)
 
 
+def test_a_retry_goes_to_another_broker() -> None:
+    async def scenario() -> None:
+        async with stage(2, queues=3) as (brokers, client):
+            producer = client.producer("g")
+            brokers[0].answers = [(2, "busy")] * 20
+            for _ in range(6):
+                receipt = await producer.send(NewMessage("T", b"x"))
+                assert receipt.queue.broker_name == "b1"
+            refused = [decode_properties(command.get_str("i"))["UNIQ_KEY"] for command in brokers[0].sent]
+            assert refused and len(set(refused)) == len(refused), "no message is offered to the busy broker twice"
+
+    run(scenario)
+
+
 def test_an_unknown_outcome_is_retried_only_with_retry_unknown() -> None:
     async def scenario() -> None:
         async with stage() as (brokers, client):
