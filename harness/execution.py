@@ -222,7 +222,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
             run_dir.write_test(test.to_json())
             began_s = time.monotonic()
             observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=test.seed)
-            console.print("checking the history", highlight=False)
+            console.print_line("checking the history")
             facts = {
                 "started_at": started_at.isoformat(),
                 "run_id": run_id,

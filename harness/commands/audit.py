@@ -56,9 +56,9 @@ def audit_command(arguments: argparse.Namespace) -> int:
         if not compared:
             raise
         is_interrupted = True
-        console.print(f"interrupted; {compared} of {arguments.seeds} seeds compared", highlight=False)
+        console.print_line(f"interrupted; {compared} of {arguments.seeds} seeds compared")
     verdict = f"{len(partings)} not reproducible" if partings else "all reproducible"
-    console.print(f"{plural(compared, 'seed')}, {events:,} network events: {verdict}", highlight=False)
+    console.print_line(f"{plural(compared, 'seed')}, {events:,} network events: {verdict}")
     if arguments.json:
         found = [dataclasses.asdict(parting) for parting in partings]
         print(json.dumps({"seeds": compared, "events": events, "partings": found, "interrupted": is_interrupted}))
@@ -80,4 +80,4 @@ def _show(parting: Parting, console: OutputConsole) -> None:
         lines.append(f"  stack of the {word} run" if len(stacks) > 1 else "  stack of both runs")
         lines += [f"    {line}" for line in stack.splitlines()]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(line)

@@ -9,7 +9,6 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from harness.commands.report import (
@@ -76,21 +75,21 @@ def compare_command(arguments: argparse.Namespace) -> int:
     return 0 if result.compared else EXIT_UNDECIDED
 
 
-def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
+def _print(result: Comparison, by: tuple[str, ...], console: OutputConsole) -> None:
     groups = list(dict.fromkeys(tuple(str(row[name]) for name in by) for row in result.table.rows))
     labels = _labels(groups, by)
     for place in groups:
         # The configuration, which may be long, has its own line, so that the figures have the full width.
-        console.print(one_line(labels[place]), style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(one_line(labels[place]), style="bold")
         console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == place]))
     for side, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
         for group in only:
             said = one_line(f"only in {side} set, not compared: {group}")
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            console.print_line(said)
     for run, problem in result.left_out[:MAX_LEFT_OUT]:
-        console.print(one_line(f"left out: {run}: {problem}"), highlight=False, markup=False, soft_wrap=True)
+        console.print_line(one_line(f"left out: {run}: {problem}"))
     if (more := len(result.left_out) - MAX_LEFT_OUT) > 0:
-        console.print(f"left out: {plural(more, 'more run')}; --json has all", highlight=False)
+        console.print_line(f"left out: {plural(more, 'more run')}; --json has all")
     if not result.groups:
         console.print("no configuration is in both sets: omit a column from --by to compare across it")
     words = "no difference could be shown" if result.compared else "too few runs to compare"

@@ -138,7 +138,7 @@ def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> Non
         if isinstance(cluster_class, NamesLinkMechanism):
             mechanisms.append(f"{name}: {cluster_class.link_mechanism()}")
     if mechanisms:
-        console.print(f"links are shaped by: {'; '.join(mechanisms)}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"links are shaped by: {'; '.join(mechanisms)}")
 
 
 def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], console: OutputConsole) -> None:
@@ -146,7 +146,7 @@ def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], 
     system_class = registry.load("systems", arguments.system)
     asked = options.get(MECHANISM_OPTION, AUTO)
     for line in mechanism_lines(system_class, settings_from(arguments), asked):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(line)
 
 
 def _usable_class(name: str, options: Mapping[str, str], system_class: Any) -> Any:
@@ -204,7 +204,7 @@ def _prove_here(
     def tell(trial: Trial) -> None:
         state = "proven and healed" if trial.is_good else "FAILED"
         line = f"{name}: {trial.nemesis}={trial.variant}: {state} in {trial.seconds:.1f} s: {trial.detail}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(line)
 
     try:
         trials = asyncio.run(
@@ -274,7 +274,7 @@ def _print(cells: Sequence[Cell], clusters: Sequence[str], console: OutputConsol
         table.add_row(f"{nemesis}={form}", *shown)
     console.print(table)
     for reason, number in notes.items():
-        console.print(f"({number}) {reason}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"({number}) {reason}")
 
 
 def _split(text: str) -> list[str]:

@@ -66,7 +66,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
 
     def say(line: str) -> None:
-        console.print(f"  {time.monotonic() - began_s:5.0f} s  {line}", highlight=False, markup=False)
+        console.print_line(f"  {time.monotonic() - began_s:5.0f} s  {line}")
 
     seed = test.seed if arguments.seed is None else arguments.seed
     search = Search(
@@ -92,7 +92,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     else:
         _show(found, run_dir, test, again)
     if not is_kept:
-        console.print("the report keeps the moment found earlier", highlight=False)
+        console.print_line("the report keeps the moment found earlier")
     if unwritten is not None:
         raise unwritten
     return 0 if found.jump is not None else UNDECIDED

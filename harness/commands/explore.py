@@ -52,13 +52,12 @@ def explore_command(arguments: argparse.Namespace) -> int:
     first = 0 if arguments.seed is None else arguments.seed
     guide = _guide(test, arguments) if arguments.guide else None
     where = f"on {arguments.master}" if arguments.master else f"{_jobs(arguments)} at a time"
-    console.print(
+    console.print_line(
         f"exploring{', guided,' if guide is not None else ''} from seed {first}: {test.nodes} nodes, "
-        f"workload {test.workload}, {test.time_limit_s:g} s each, {where}",
-        highlight=False,
+        f"workload {test.workload}, {test.time_limit_s:g} s each, {where}"
     )
     for line in _left_out(test):
-        console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"left out: {line}")
     last_said_s = began_s = time.monotonic()
     tally = Tally()
 
@@ -67,11 +66,11 @@ def explore_command(arguments: argparse.Namespace) -> int:
         tally = so_far
         if rehearsal.valid is not True:
             word = "INVALID" if rehearsal.valid is False else "UNKNOWN"
-            console.print(f"seed {rehearsal.seed}: {word}: {_short(rehearsal.reason)}", highlight=False, markup=False)
+            console.print_line(f"seed {rehearsal.seed}: {word}: {_short(rehearsal.reason)}")
         now_s = time.monotonic()
         if now_s - last_said_s >= PROGRESS_INTERVAL_S:
             last_said_s = now_s
-            console.print(_line(tally, now_s - began_s), highlight=False)
+            console.print_line(_line(tally, now_s - began_s))
 
     is_interrupted = False
     failure: OperatorError | HarnessError | None = None
@@ -92,10 +91,10 @@ def explore_command(arguments: argparse.Namespace) -> int:
     with console.without_reader(), show.without_reader():
         if is_interrupted:
             why = "interrupted" if failure is None else "the search cannot continue"
-            console.print(f"{why}; results so far are kept", highlight=False)
-        show.print(_line(tally, time.monotonic() - began_s), highlight=False)
+            console.print_line(f"{why}; results so far are kept")
+        show.print_line(_line(tally, time.monotonic() - began_s))
         for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
-            show.print(f"{count:6}    {what}", highlight=False, markup=False)
+            show.print_line(f"{count:6}    {what}")
         kept, was_cut_short = _keep_gravest(test, tally, store, console)
         is_interrupted = is_interrupted or was_cut_short
     if console.reader_is_gone or show.reader_is_gone:
@@ -152,10 +151,7 @@ def _explore(
     if arguments.master is not None:
         from harness.commands.explore_cluster import explore_on_cluster
 
-        return explore_on_cluster(
-            test, arguments, first=first, on_result=on_result,
-            say=lambda line: console.print(line, highlight=False, markup=False),
-        )  # fmt: skip
+        return explore_on_cluster(test, arguments, first=first, on_result=on_result, say=console.print_line)
     count = arguments.seeds
     return explore(
         test,
@@ -222,9 +218,7 @@ def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole
             why = error.strerror or str(error)
         left = len(gravest[:MAX_KEPT_RUNS]) - len(kept)
         others = f", nor can {plural(left - 1, 'other failure')}" if left > 1 else ""
-        console.print(
-            f"seed {failure.seed} cannot be stored{others}: {why}", highlight=False, markup=False, soft_wrap=True
-        )
+        console.print_line(f"seed {failure.seed} cannot be stored{others}: {why}")
         return kept, is_interrupted
     return kept, False
 
@@ -242,16 +236,15 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     run_dir, repeat, results = keep_run(seeded, schedule, store, name=f"{test.workload}-{seed}")
     if results.get("interrupted") is not None:
         raise _CutShortError(f"interrupted by {results['interrupted']}; the partial run is {run_dir.path}")
-    console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
+    console.print_line(f"seed {seed} kept: {run_dir.report_path}")
     if results.get("valid") != failure.valid:
-        console.print(
+        console.print_line(
             f"  repeated, it was {verdict_word(results.get('valid'))}, not {verdict_word(failure.valid)}: "
-            "something in it does not depend on the seed alone; harness audit shows where two runs diverge",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+            "something in it does not depend on the seed alone; harness audit shows where two runs diverge"
+        )
     lines = [("repeat", as_typed_here(repeat))]
     if failure.symptoms:  # else it is unknown, and `shrink` could not recognise the same failure
         lines.append(("shrink", f"{harness_command()} shrink {pasteable(str(run_dir.path))}"))
     for what, line in lines:
-        console.print(f"  {what}  {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"  {what}  {line}")
     return str(run_dir.path)

@@ -58,8 +58,8 @@ def _list(arguments: argparse.Namespace) -> int:
             changed = "" if is_of(record, finding) else "; it has been changed since"
             words = f": found in {found}, control valid in {clean}, {record['day']}{changed}"
         console.print(f"[bold]{finding.name}[/]  {finding.version}{words}", highlight=False, soft_wrap=True)
-        console.print(f"    {finding.title}", highlight=False, markup=False, soft_wrap=True)
-    console.print("\nharness gallery run NAME --times 5 runs one, with its control; --all runs all", highlight=False)
+        console.print_line(f"    {finding.title}")
+    console.print_line("\nharness gallery run NAME --times 5 runs one, with its control; --all runs all")
     return 0
 
 

@@ -47,7 +47,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
             seed = (parts.test.seed + number) % (MAX_SEED + 1)
             parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
         if arguments.times > 1:
-            console.print(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}", highlight=False)
+            console.print_line(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}")
         run_dir, results = perform(parts, store, console)
         verdicts.append(results["valid"])
         triggers = count_triggers(read_history(run_dir.history_path))
@@ -55,7 +55,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
         print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
         if results.get("interrupted") is not None and number + 1 < arguments.times:
             left = plural(arguments.times - number - 1, "run")
-            console.print(f"stopped by {results['interrupted']}; {left} not started", highlight=False)
+            console.print_line(f"stopped by {results['interrupted']}; {left} not started")
             break
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)

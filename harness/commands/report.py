@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -90,7 +89,7 @@ def report_command(arguments: argparse.Namespace) -> int:
     except AnalysisError as error:
         raise OperatorError(str(error)) from None
     _summary(result, console)
-    console.print(f"report {page_path}", highlight=False, markup=False, soft_wrap=True)
+    console.print_line(f"report {page_path}")
     if arguments.json:
         print(as_json(result.tables))
     for line in result.missing:
@@ -140,14 +139,14 @@ def _require_sense(arguments: argparse.Namespace) -> None:
             raise OperatorError(f"--checker-{option} must be positive and finite, not {limit:g}")
 
 
-def _compact(spark: SparkSession, result: Analysis, out: str, console: Console) -> None:
+def _compact(spark: SparkSession, result: Analysis, out: str, console: OutputConsole) -> None:
     """Compact exactly the runs that the report counts: each once, after --where and --since."""
     from spark_analysis.compaction import compact
     from spark_analysis.ingest import list_runs
 
     listing = list_runs(spark, result.place, include=result.options.include)
     for line in compact(spark, listing, out, result.run_dirs):
-        console.print(f"not compacted: {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"not compacted: {line}")
 
 
 def require_spark() -> None:
@@ -213,7 +212,7 @@ def spark_session(
 class _SparkProgress:
     """Shows Spark's progress on the console: the phase, and how many of its tasks are done."""
 
-    def __init__(self, progress: Progress | None, console: Console) -> None:
+    def __init__(self, progress: Progress | None, console: OutputConsole) -> None:
         self._progress = progress
         self._console = console
         self._task = None if progress is None else progress.add_task("starting Spark", total=None)
@@ -223,7 +222,7 @@ class _SparkProgress:
     def phase(self, text: str) -> None:
         """Begin a new phase of the analysis."""
         if self._progress is None or self._task is None:
-            self._console.print(text, highlight=False)
+            self._console.print_line(text)
         else:
             self._progress.update(self._task, description=text, total=None, completed=0)
 
@@ -253,7 +252,7 @@ class _SparkProgress:
 
 
 @contextlib.contextmanager
-def spark_progress(console: Console, verbose: bool) -> Iterator[_SparkProgress]:
+def spark_progress(console: OutputConsole, verbose: bool) -> Iterator[_SparkProgress]:
     """A live line on a terminal; elsewhere, or with Spark's own logs (`verbose`), one line per phase."""
     if verbose or not console.is_terminal:
         yield _SparkProgress(None, console)
@@ -316,11 +315,11 @@ def _recovery_text(heal: Mapping[str, Any] | None) -> str:
     return f"{back}, {never}" if never else back
 
 
-def _summary(result: Analysis, console: Console) -> None:
+def _summary(result: Analysis, console: OutputConsole) -> None:
     rates = result.table("rates").rows
     labels, common = labels_of(tuple(str(row[name]) for name in GROUP) for row in rates)
     measures = {(*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows}
-    console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
+    console.print_line(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}")
     if common:
         console.print(f"[dim]{escape(one_line(common))}[/]", highlight=False, soft_wrap=True)
     figures = [_figures(row, measures) for row in rates]
@@ -328,19 +327,19 @@ def _summary(result: Analysis, console: Console) -> None:
     # One line for the configuration, which may be long, and one for its figures, aligned across configurations.
     for row, cells in zip(rates, figures, strict=True):
         label = one_line(labels[tuple(str(row[name]) for name in GROUP)])
-        console.print(label, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(label)
         style = "red" if row["invalid"] else "magenta" if row["unknown"] else ""
         line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        console.print(f"  {line.rstrip()}", style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"  {line.rstrip()}", style=style)
     problems = result.table("problems").rows
     checks = next((table.rows for table in result.tables if table.name == "checks"), [])
     for name, tally in check_tallies(checks).items():
         words = ", ".join(f"{count(tally[verdict])} {verdict}" for verdict in ("valid", "invalid", "unknown"))
-        console.print(f"checked again as {name}: {words}", highlight=False, markup=False, soft_wrap=True)
+        console.print_line(f"checked again as {name}: {words}")
     verdict, sentence, below = headline(rates, checks, left_out=sum(row["left_out"] for row in problems))
     style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
     console.print(f"[bold {style}]{escape(sentence)}[/] {escape(below)}", highlight=False, soft_wrap=True)
     for row in problems:
         kind = "left out" if row["left_out"] else "note"
         said = one_line(f"{kind}: {row['run']}: {row['problem']}")
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(said)

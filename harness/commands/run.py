@@ -220,11 +220,11 @@ def announce(prepared: Prepared, console: OutputConsole) -> None:
     """Print whether there are faults at all, which cluster is used and why, and which faults work on it."""
     parts = prepared.parts
     if not parts.schedule:
-        console.print(NO_FAULTS, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"cluster {parts.test.cluster}: {parts.cluster_reason}", highlight=False)
+        console.print_line(NO_FAULTS)
+    console.print_line(f"cluster {parts.test.cluster}: {parts.cluster_reason}")
     unseen = not_waited_for(parts.schedule, parts.cluster_class, parts.system_class)
     if unseen is not None:
-        console.print(f"triggers: {unseen}", highlight=False, markup=False)
+        console.print_line(f"triggers: {unseen}")
     if prepared.faults:
         console.print(fault_table(prepared.faults))
 

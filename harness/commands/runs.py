@@ -57,7 +57,7 @@ def runs_command(arguments: argparse.Namespace) -> int:
         needed = Measurement.get(console, console.options.update(width=MAX_WIDTH), table).maximum
         console.print(table if needed <= console.width else _table(shown, is_wide=False))
     for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(line)
     return 0
 
 

@@ -134,7 +134,7 @@ def _perform_all(
             tally.add(label, "not started", EXIT_HARNESS_FAILED)
             cases.did_not_run(prepared.parts.test, error, label=label)
             if isinstance(error, InterruptedStartError):
-                console.print(f"stopped; {plural(len(plan) - number, 'run')} left", highlight=False)
+                console.print_line(f"stopped; {plural(len(plan) - number, 'run')} left")
                 return
             failed_starts += 1
             if failed_starts == MAX_FAILED_STARTS:
@@ -149,7 +149,7 @@ def _perform_all(
         console.print(f"{head}: [{style}]{verdict}[/]  {run_dir.name}", highlight=False, soft_wrap=True)
         if results.get("interrupted") is not None:
             left = plural(len(plan) - number, "run")
-            console.print(f"stopped by {results['interrupted']}; {left} left", highlight=False)
+            console.print_line(f"stopped by {results['interrupted']}; {left} left")
             return
 
 

@@ -48,9 +48,9 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     console = OutputConsole(stderr=True)
 
     def say(line: str) -> None:
-        console.print(f"  {line}", highlight=False)
+        console.print_line(f"  {line}")
 
-    console.print(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s", highlight=False)
+    console.print_line(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s")
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
@@ -66,11 +66,11 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         f"{len(found.schedule)} of {len(schedule)} events left after {found.runs} runs; {word}",
         f"{left.nodes} replicas, {clients}, {left.rate:g} operations/s for {left.time_limit_s:g} s",
     ):
-        console.print(line, highlight=False)
+        console.print_line(line)
     for event in found.schedule:
         when = f" when {event.when}" if event.when else ""
         print(f"{event.at_s:8.3f} s  {event.action:6}  {event.fault_id:4} {event.nemesis} {event.variant}{when}")
-    console.print(found.rehearsal.reason, markup=False, highlight=False)
+    console.print_line(found.rehearsal.reason)
     print(f"{harness_command()} replay {pasteable(str(path))} --cluster sim")
     return 0
 

@@ -62,7 +62,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
     console = OutputConsole(stderr=True)
     left_out = f", {drawn.left_out.total():,} left out" if drawn.left_out else ""
-    console.print(f"{len(drawn.messages)} messages between {len(hosts)} hosts{left_out}", highlight=False)
+    console.print_line(f"{len(drawn.messages)} messages between {len(hosts)} hosts{left_out}")
     print(path)
     return 0
 
@@ -88,7 +88,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     console = OutputConsole(stderr=True)
     counts = ((replay.messages, "message"), (replay.operations, "operation"), (replay.faults, "fault"))
     words = ", ".join(plural(len(each), noun) for each, noun in counts)
-    console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
+    console.print_line("; ".join([words, *replay.notes]))
     print(path)
     return 0
 

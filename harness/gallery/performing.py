@@ -71,7 +71,7 @@ def perform_finding(
         except SystemUnderTestError as error:
             seed = prepared.parts.test.seed
             kept[side].append({"seed": seed, "outcome": "not started", "reason": clip(str(error), 300)})
-            console.print(f"{head}: did not start: {error}", highlight=False, markup=False, soft_wrap=True)
+            console.print_line(f"{head}: did not start: {error}")
             continue
         if results.get("interrupted") is not None:
             performed.was_interrupted = True
@@ -82,7 +82,7 @@ def perform_finding(
         if run["outcome"] == FOUND and side == "finding":
             shown = results
         words = f"{head}: {run['outcome']}  {run_dir.name}"
-        console.print(words, highlight=False, markup=False, soft_wrap=True)
+        console.print_line(words)
     day, cluster = f"{datetime.now(UTC):%Y-%m-%d}", runs[0][1].parts.test.cluster
     performed.record = record_of(finding, kept, day=day, cluster=cluster, shown=shown)
     return performed

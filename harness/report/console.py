@@ -65,6 +65,10 @@ class OutputConsole(Console):
     """Whether output was lost because the reader is gone."""
     _needs_reader: bool = True
 
+    def print_line(self, text: str, style: str | None = None) -> None:
+        """Print one line as it is: no markup, and no line breaks, which would end up in pipes and files as well."""
+        self.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
     def on_broken_pipe(self) -> None:
         """Stop printing; raises BrokenPipeError unless within `without_reader`."""
         self.quiet = True

@@ -353,3 +353,10 @@ def test_malformed_results_and_escape_sequences_are_printed_safely():
     text = summary({"valid": True, "reason": "\x1b[2J[bold]x[/]", "faults": 3, "checks": [1], "ops": {"ok": "x"}})
     assert "\x1b" not in text
     assert "[bold]x[/]" in text
+
+
+def test_a_line_that_is_not_for_a_terminal_is_printed_unbroken_and_without_markup() -> None:
+    out = io.StringIO()
+    line = "seed 7: UNKNOWN: fault f2 (link rate@minority): [bold] " + "a long reason " * 20
+    OutputConsole(file=out).print_line(line.rstrip())
+    assert out.getvalue() == line.rstrip() + "\n"

@@ -6,9 +6,8 @@ import io
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rich.console import Console
-
 from harness.commands import compare, report
+from harness.report import OutputConsole
 
 RUN, PROBLEM = "file:/store/\x1b]0;title\x07/run", "line 1: not UTF-8 text: \x1b[31m\x00"
 SAID = r"left out: file:/store/\x1b]0;title\x07/run: line 1: not UTF-8 text: \x1b[31m\x00"
@@ -26,6 +25,6 @@ def test_escape_sequences_of_left_out_runs_are_printed_escaped() -> None:
         lambda console: report._summary(cast(Any, analysis), console),
         lambda console: compare._print(cast(Any, comparison), ("system",), console),
     ):
-        say(Console(file=(said := io.StringIO()), width=200))
+        say(OutputConsole(file=(said := io.StringIO()), width=200))
         assert SAID in said.getvalue().splitlines()
         assert said.getvalue().replace("\n", "").isprintable()
