@@ -197,14 +197,27 @@ class _Npm(Recipe):
         return {"NODE_PATH": os.path.join(root, "node_modules")}
 
 
+@dataclass(frozen=True)
 class _Go(Recipe):
+    cgo: bool = False
+
     kind = "go"
 
+    def _depends_on(self) -> Sequence[str]:
+        return ("cgo",) if self.cgo else ()
+
     def fetch(self, directory: str) -> None:
-        """See Recipe."""
+        """See Recipe. Without a C compiler Go itself leaves the C parts of a program out and reports no error."""
+        go = _program(self, "go")
         environment = {"GOBIN": os.path.join(directory, "bin"), "GOFLAGS": "-modcacherw"}
+        if self.cgo:
+            compiler = (_call(self, [go, "env", "CC"]).split() or ["gcc"])[0]
+            if find_program(compiler) is None:
+                wanted = "it needs cgo, and so a C compiler"
+                raise OperatorError(f"install {self}: {wanted}: {compiler} is not installed on this machine")
+            environment["CGO_ENABLED"] = "1"
         for module in self.what:
-            _call(self, [_program(self, "go"), "install", module], environment=environment)
+            _call(self, [go, "install", module], environment=environment)
 
 
 class _Path(Recipe):
@@ -262,9 +275,10 @@ def npm(*packages: str) -> Recipe:
     return _Npm(packages)
 
 
-def go(*modules: str) -> Recipe:
-    """Programs built from Go modules: `go("example.org/cmd/server@v1.2.3")`."""
-    return _Go(modules)
+def go(*modules: str, cgo: bool = False) -> Recipe:
+    """Programs built from Go modules: `go("example.org/cmd/server@v1.2.3")`. `cgo=True` is for programs with parts in
+    C: it requires a C compiler."""
+    return _Go(modules, cgo)
 
 
 def path(*files: str) -> Recipe:
@@ -395,7 +409,8 @@ def _call(
     except subprocess.TimeoutExpired:
         raise OperatorError(f"install {recipe}: {argv[0]} took more than {FETCH_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        output = (done.stderr or done.stdout).replace("\n\t", " ")  # go continues a line behind a tab
+        said = [line.strip() for line in output.splitlines() if line.strip()]
         if any(os.strerror(errno.ENOSPC) in line for line in said):
             raise _no_room(recipe)
         errors = [line for line in said if _ERROR_LINE.match(line)] or said or [""]

@@ -9,12 +9,13 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.errors import OperatorError
 from harness.sdk import install
-from harness.sdk.install import Recipe, cache_directory, fetched, find_file, is_fetched, path, pip
+from harness.sdk.install import Recipe, cache_directory, fetched, find_file, go, is_fetched, path, pip
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,43 @@ def test_a_crash_of_a_registry_client_is_reported_in_one_line(
     with pytest.raises(OperatorError, match=wrong) as caught:
         fetched(pip("nothing==9"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_of_the_go_proxy_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "go: example.org/kv@v1: reading http://proxy/example.org/kv/@v/v1.info: 403 Forbidden"
+
+    def refuse(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        said = f"go: downloading example.org/other v2\n{where}\n\tserver response: not available.\n"
+        return subprocess.CompletedProcess(argv, 1, "", said)
+
+    monkeypatch.setattr(install, "find_program", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(install.subprocess, "run", refuse)
+    with pytest.raises(OperatorError) as caught:
+        fetched(go("example.org/kv@v1"))
+    assert str(caught.value) == f"install go example.org/kv@v1: go failed: {where} server response: not available."
+
+
+def test_a_program_that_needs_cgo_is_built_with_it_or_the_missing_compiler_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[str | None] = []
+
+    def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if argv[1:] == ["env", "CC"]:
+            return subprocess.CompletedProcess(argv, 0, "some-cc -m64\n", "")
+        built.append(options["env"].get("CGO_ENABLED"))
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.delenv("CGO_ENABLED", raising=False)
+    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr(install, "find_program", lambda name: "/usr/bin/go" if name == "go" else None)
+    plain, native = go("example.org/kv@v1"), go("example.org/kv@v1", cgo=True)
+    fetched(plain)
+    with pytest.raises(OperatorError, match="it needs cgo, and so a C compiler: some-cc is not installed"):
+        fetched(native)
+    monkeypatch.setattr(install, "find_program", lambda name: f"/usr/bin/{name}")
+    fetched(native)  # not the plain one from the cache
+    assert built == [None, "1"]
 
 
 def test_a_full_disk_is_reported_with_where_to_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
