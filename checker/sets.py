@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History
@@ -64,18 +64,18 @@ def _shown(result: Any) -> Collection[Any]:
 
 
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
-    """Check, with reads of the whole set, that no element disappears once it is known.
+    """Check, with reads of the whole set, that no element disappears once it is known, and that none was made up.
 
     Each key is a set.  An element is known once its add was acknowledged or a read showed it, whoever added it.
     ``lost``: the element is absent from a read that was invoked after it was known and after the return of every read
     that shows it.  ``stale``: it is absent from a read that was invoked after it was known, but a later or concurrent
     read shows it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.
     ``visible_ms``: quantiles of the time from acknowledgement to the first read from which on it was never absent.  An
-    element twice in one read is ``duplicated`` and wrong.  Unknown when no read of a key began after any of its
-    elements was known.
+    element twice in one read is ``duplicated`` and wrong.  So is an ``unexpected`` one: nobody had tried to add it, or
+    its add failed.  Unknown when no read of a key began after any of its elements was known.
     """
     history = History.of(events)
-    wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))
+    wrong = ("lost", "unexpected", "duplicated", *(("stale",) if linearizable else ()))
     noted = ("never-read", *(() if linearizable else ("stale",)))
     tally = Tally("set-full", history, wrong=wrong, noted=noted)
     latencies: list[float] = []
@@ -103,6 +103,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
     """
     invoked, returned = history.invoked, history.returned
     adds: dict[Any, int] = {}
+    refused: dict[Any, int] = {}
     acked: set[Any] = set()
     known: dict[Any, int] = {}
     shown_until: dict[Any, int] = {}
@@ -116,6 +117,8 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
             if history.status[row] == OK:
                 acked.add(value)
                 known[value] = min(known.get(value, returned[row]), returned[row])
+        elif history.f[row] == "add":
+            refused.setdefault(exact(history.value[row]), row)
         elif row in place:
             items = [exact(item) for item in _shown(history.result[row])]
             shown = dict.fromkeys(items)  # in the read's own order: the first witness must not depend on hashes
@@ -126,6 +129,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
                 shown_until[value] = max(shown_until.get(value, -1), returned[row])
                 shown_at.setdefault(value, []).append(place[row])
     in_order = list(place)
+    _unexpected(history, in_order, shown_at, adds, refused, tally)
     begun = [invoked[row] for row in in_order]
     stable = unread = 0
     for value, since in known.items():
@@ -161,6 +165,26 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         if start_ns is not None and seen_ns is not None:
             latencies.append(max(0.0, (seen_ns - start_ns) / 1e6) if is_absent else 0.0)
     return stable, unread
+
+
+def _unexpected(
+    history: History,
+    reads: Sequence[int],
+    shown_at: Mapping[Any, Sequence[int]],
+    adds: Mapping[Any, int],
+    refused: Mapping[Any, int],
+    tally: Tally,
+) -> None:
+    """Elements in a read that returned before any add of them was invoked that was not refused."""
+    for value, places in shown_at.items():
+        row = min((reads[place] for place in places), key=history.returned.__getitem__)
+        if value in adds and history.invoked[adds[value]] < history.returned[row]:
+            continue
+        source, text = [refused[value]] if value in refused else [], ""
+        if tally.wants("unexpected"):
+            who = f"only {named_row(history, refused[value])}" if source else "nobody"
+            text = f"{named_row(history, row)[:200]} shows {short(value)}, which {who} had tried to add"
+        tally.add("unexpected", (*source, row), text)
 
 
 def _last_without(places: Sequence[int], count: int) -> int:

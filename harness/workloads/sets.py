@@ -1,7 +1,8 @@
 """Workload `set`: `add(value)` and `members()`, one set of distinct numbers.
 
-Every acknowledged element must be in every later read of all members, up to the last one. Reads become rarer as the set
-grows: operations return at most `elements_per_operation` elements on average, so that the history stays readable.
+Every acknowledged element must be in every later read of all members, up to the last one, and none may be there that
+was refused or never added. Reads become rarer as the set grows: operations return at most `elements_per_operation`
+elements on average, so that the history stays readable.
 
 With `reads=eventual` an element may be missing from some reads if a later one has it; with `reads=linearizable` it may
 not. At the end clients read in turn, for 30 s at most, until all read the same: an element that some host never gets is

@@ -106,6 +106,25 @@ def test_set_full_tells_lost_stale_and_duplicated_elements_apart(done) -> None:
     assert check_set_full(done(add, (1, "read", None, [1, 1]))).stats["counts"]["duplicated"] == 1
 
 
+def test_a_full_set_shows_nothing_that_was_refused_or_never_added(events) -> None:
+    acked = [(0, "invoke", "add", 1), (0, "ok", "add", 1)]
+    refused = [(0, "invoke", "add", 2), (0, "fail", "add", 2)]
+    crashed = [(2, "invoke", "add", 2), (2, "info", "add", 2)]
+    shows = [(1, "invoke", "read", None), (1, "ok", "read", [1, 2])]
+
+    def judged(*parts) -> tuple[Verdict, int, str]:
+        result = check_set_full(events(*(event for part in parts for event in part)))
+        return result.verdict, result.stats["counts"]["unexpected"], result.reason
+
+    verdict, count, reason = judged(acked, refused, shows, shows)
+    assert (verdict, count) == (Verdict.INVALID, 1) and "shows 2, which only process 0's failed add(2)" in reason
+    verdict, count, reason = judged(acked, shows)
+    assert (verdict, count) == (Verdict.INVALID, 1) and "shows 2, which nobody had tried to add" in reason
+    assert judged(acked, shows, crashed)[:2] == (Verdict.INVALID, 1)
+    assert judged(acked, refused, crashed, shows)[:2] == (Verdict.VALID, 0)
+    assert judged(acked, shows[:1], crashed, shows[1:], shows)[:2] == (Verdict.VALID, 0)
+
+
 def test_an_element_is_lost_only_if_a_read_after_its_last_sighting_lacks_it(events) -> None:
     add = [(0, "invoke", "add", 1), (0, "ok", "add", 1)]
     shows = [(1, "invoke", "read", None), (1, "ok", "read", [1])]
@@ -124,7 +143,7 @@ def test_an_element_that_a_read_shows_is_not_counted_as_never_read(events) -> No
     assert result.verdict is Verdict.VALID and result.stats["counts"]["never-read"] == 0
     alone = check_set_full(events(*crashed, (2, "invoke", "read", None), (2, "ok", "read", [1])))
     assert alone.verdict is Verdict.UNKNOWN and alone.stats["counts"]["never-read"] == 0
-    late = check_set_full(events(acked[0], last[0], acked[1], last[1]))
+    late = check_set_full(events(*crashed, acked[0], last[0], acked[1], last[1]))
     assert late.verdict is Verdict.UNKNOWN and late.stats["counts"]["never-read"] == 1
 
 

@@ -238,7 +238,8 @@ def _set_of_key(calls: Sequence[Call]) -> Verdicts:
 
 
 def set_full(events: Sequence[Event], linearizable: bool = False) -> Verdicts:
-    """No known element goes missing permanently or, if ``linearizable``, in any later read; no duplicates."""
+    """No known element goes missing permanently or, if ``linearizable``, in any later read; no duplicates; nothing in a
+    read that nobody had tried to add."""
     return _apart(events, lambda calls: _set_full_of_key(calls, linearizable))
 
 
@@ -249,9 +250,11 @@ def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
     shown = [[canonical(element) for element in read.result] for read in reads]
     if any(len(elements) != len(set(elements)) for elements in shown):
         return INVALID
-    asked = {canonical(call.value) for call in calls if call.f == "add" and call.status != "fail"}
-    if any(not set(elements) <= asked for elements in shown):
-        return INVALID
+    adds = [call for call in calls if call.f == "add" and call.status != "fail"]
+    asked = {canonical(call.value) for call in adds}
+    for read, elements in zip(reads, shown, strict=True):
+        if not set(elements) <= {canonical(call.value) for call in adds if call.invoked < read.returned}:
+            return INVALID
     is_read_later = True
     for element in asked:
         known = min(

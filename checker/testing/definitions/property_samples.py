@@ -179,7 +179,7 @@ def _answer_set(place: _Place, f: str, value: Any, process: Any) -> Any:
     shown = list(place.memory)
     if shown and place.lies():
         at = place.rng.randrange(len(shown))
-        shown[at : at + 1] = place.rng.choice(([], [shown[at], shown[at]], []))
+        shown[at : at + 1] = place.rng.choice(([], [shown[at], shown[at]], [], [place.value()]))
     return shown
 
 
