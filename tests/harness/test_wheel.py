@@ -90,6 +90,7 @@ def test_the_wheel_has_both_shims_and_every_file_that_messages_name(wheel: Path)
             assert archive.read(f"harness/for_hosts/{name}") == (ROOT / name).read_bytes()
         for page in (ROOT / "docs").rglob("*.md"):
             assert archive.read(f"harness/docs/{page.relative_to(ROOT / 'docs')}") == page.read_bytes()
+        assert {"harness/py.typed", "checker/py.typed"} <= names, "plug-ins are type-checked against them"
         (metadata_name,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(metadata_name).decode())
         (license_name,) = [name for name in names if name.endswith("/LICENSE")]
