@@ -72,7 +72,7 @@ def test_what_is_wrong_without_any_host(
 def test_no_docker_engine(tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     said = refused("--cluster", "docker", "--nemesis", "link")
-    assert f"docker: no engine answers at unix://{tmp_path}/none: start it (systemctl start docker)" in said
+    assert f"--cluster docker: no engine answers at unix://{tmp_path}/none: start it (systemctl start docker)" in said
 
 
 OTHER_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIHdAmSVSXYdhYqLAIMDDqQDJ5tSXbTjnrjmvkqMTJQ1Q"
