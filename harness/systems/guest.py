@@ -512,7 +512,25 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)  # its last log lines may still be in flight
                 quoted = self._quoted(name)
                 hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
+                hint = await self._access_hint(self._hosts[name]) or hint
                 raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
+
+    async def _access_hint(self, host: Host) -> str:
+        """What to do about a program of a host that the system's user cannot execute and the harness's user can; empty
+        if there is none. Such a program may end in many ways: its loader, its interpreter or a shell reports it."""
+        user_words = self._user_words[host.name]
+        for program in self._commands[host.name].values() if user_words else ():
+            word = program.argv[len(user_words)]
+            words = ("test", "-x", os.path.join(host.data, word))
+            if os.path.sep not in word or (await host.run(*words, check=False)).status == 0:
+                continue
+            if (await host.run_as_harness(*words, check=False)).status == 0:
+                what = f"{word}, the harness's own Python" if word == host.python else word
+                return (
+                    f": user {type(self._system).user} cannot execute {what}: install it where all users have access, "
+                    "or give them access (chmod a+x to it and to every directory above it)"
+                )
+        return ""
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Poll all hosts until one reports that it leads. What `status` raises may be transient; a mistake in the
