@@ -26,6 +26,7 @@ __all__ = [
     "HasCodeFiles",
     "LimitsClusters",
     "LongRequest",
+    "MeetsSomeFaults",
     "MessagingConnection",
     "NamesPrograms",
     "Operated",
@@ -322,6 +323,14 @@ class RefusesFaults(Protocol):
     """Nemesis, or nemesis=form -> why it makes no sense for this system."""
     tells_leader: bool
     """Whether it can tell who leads; otherwise faults that strike the leader are unavailable."""
+
+
+@runtime_checkable
+class MeetsSomeFaults(Protocol):
+    """A system that never meets some faults, though they can be injected: a run of only these ends unknown."""
+
+    never_meets: Mapping[str, str]
+    """Nemesis -> why its faults never affect the system."""
 
 
 @runtime_checkable

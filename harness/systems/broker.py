@@ -119,6 +119,7 @@ class BrokerSystem:
     recovery_timeout_s = 60.0
     """An election takes up to 10 s with RocketMQ's timings and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
+    never_meets: Mapping[str, str] = {"name-service": "the brokers are given addresses and look up no name"}
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     has_long_request = True
