@@ -7,6 +7,7 @@ How often and how fast each is found over many seeds, with a control for every f
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 
@@ -124,3 +125,10 @@ def test_a_monotonic_clock_goes_wrong_in_simulation_as_its_form_says(form: str) 
     for seed in range(4):
         run = rehearse_test(*scenario.run_of(NO_MUTANT, seed))
         assert run.valid is True, run.reason
+
+
+def test_every_power_cut_of_a_scenario_takes_the_form_that_is_measured() -> None:
+    scenario = SCENARIOS["late-truncate"]
+    assert "power=cut-posix@n3" in scenario.faults
+    for form in ("cut", "cut-posix", "cut-torn"):
+        assert re.findall(r"power=[a-z-]+@n3", scenario.under(form).faults) == [f"power={form}@n3"]
