@@ -781,7 +781,7 @@ class GuestSystem:
             if took_s > timeout_s:
                 gone = [name for name in problems if await self._serves_from_the_background(name)]
                 problems |= {name: problems[name].removesuffix(FOREGROUND_HINT) + BACKGROUND_HINT for name in gone}
-                reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
+                reason = f"not recovered after {took_s:.0f} s: {'; '.join(problems.values())}"
                 details = {"missing": [name for name in problems if name in self._hosts]}
                 if self._only_status_hangs(problems):
                     return CheckOutcome("unknown", f"{reason}; {STATUS_HANGS}", details | {CLIENTS_DECIDE: True})

@@ -44,7 +44,9 @@ def test_what_an_asynchronous_master_loses_in_a_power_cut_is_found(tmp_path: Pat
     )
     recovers = results["checks"]["recovers"]
     assert recovers["valid"] == "unknown"
-    assert recovers["reason"].startswith("not back after 15 s: n2 waits for an operator"), "what it waits for in vain"
+    assert recovers["reason"].startswith("not recovered after 15 s: n2 waits for an operator"), (
+        "what it waits for in vain"
+    )
 
 
 def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
