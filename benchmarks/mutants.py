@@ -203,7 +203,7 @@ def _measured_on(results: dict[str, Any]) -> list[str]:
         if name in results:
             by_conditions.setdefault(_conditions(results[name]), []).append(name)
     return [
-        f"At {conditions}: {'all' if len(names) == len(SCENARIOS) else ', '.join(names)}."
+        f"At {conditions}: {'all' if len(names) == len(results) else ', '.join(names)}."
         for conditions, names in by_conditions.items()
     ]
 
@@ -238,8 +238,7 @@ def power_table(results: dict[str, Any]) -> list[str]:
         for model, result in by_model.items():
             clean = result["controls"] - result["controls_not_clean"]
             lines.append(f"| {name} | `{model}` {_cells(result)} {result['controls']}, {clean} |")
-    conditions = dict.fromkeys(_conditions(result) for by_model in results.values() for result in by_model.values())
-    return [*lines, "", f"Measured at {'; '.join(conditions)}."]
+    return [*lines, "", *_measured_on({name: next(iter(by_model.values())) for name, by_model in results.items()})]
 
 
 def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:

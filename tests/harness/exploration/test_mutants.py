@@ -7,13 +7,14 @@ How often and how fast each is found over many seeds, with a control for every f
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import table
+from benchmarks.mutants import POWER_FORMS, POWER_RESULTS, table
 from harness.errors import OperatorError
 from harness.exploration.mutants import SCENARIOS, Scenario, Step, gives_away, rehearse_mutant, report_mutant
 from harness.exploration.rehearsal import rehearse_test
@@ -132,3 +133,9 @@ def test_every_power_cut_of_a_scenario_takes_the_form_that_is_measured() -> None
     assert "power=cut-posix@n3" in scenario.faults
     for form in ("cut", "cut-posix", "cut-torn"):
         assert re.findall(r"power=[a-z-]+@n3", scenario.under(form).faults) == [f"power={form}@n3"]
+
+
+def test_the_power_table_has_every_mutant_whose_scenario_cuts_power() -> None:
+    measured = json.loads(POWER_RESULTS.read_text(encoding="utf-8"))
+    assert list(measured) == [name for name, scenario in SCENARIOS.items() if "power=cut" in scenario.faults]
+    assert all(list(by_model) == list(POWER_FORMS) for by_model in measured.values())
