@@ -81,11 +81,13 @@ BLIND_BUDGET_S = 60.0
 """CPU time of a search: about 20 seeds."""
 
 
-def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_form: str = "cut") -> dict[str, Any]:
+def search(
+    name: str, *, first_seed: int, seeds: int, deadline_s: float, power_form: str | None = None
+) -> dict[str, Any]:
     """Run a mutant from `first_seed` on until it is found, for `seeds` seeds at most or until `deadline_s` of the
-    monotonic clock; power cuts have the form `power_form`. In the result, `cluster_s` is the simulated time under load
-    until the violation shows (to the end of the load, if it shows only afterwards), and `processor_s` the CPU time of
-    the runs with the mutant.
+    monotonic clock; power cuts have the form `power_form`, or for None that of the scenario. In the result, `cluster_s`
+    is the simulated time under load until the violation shows (to the end of the load, if it shows only afterwards),
+    and `processor_s` the CPU time of the runs with the mutant.
     """
     limit_s = SCENARIOS[name].time_limit_s
     found: dict[str, Any] = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
@@ -111,7 +113,7 @@ def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_f
     return {**found, **rounded, "controls": controls, "unclean_controls": unclean}
 
 
-def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form: str = "cut") -> dict[str, Any]:
+def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form: str | None = None) -> dict[str, Any]:
     """Search for one mutant `searches` times. Returns the data for the table, as JSON data."""
     deadline_s = time.monotonic() + budget_s
     done = []
@@ -201,7 +203,7 @@ def _measured_on(results: dict[str, Any]) -> list[str]:
         if name in results:
             by_conditions.setdefault(_conditions(results[name]), []).append(name)
     return [
-        f"At {conditions}: {'all' if len(names) == len(SCENARIOS) else ', '.join(names)}."
+        f"At {conditions}: {'all' if len(names) == len(results) else ', '.join(names)}."
         for conditions, names in by_conditions.items()
     ]
 
@@ -224,9 +226,10 @@ def power_table(results: dict[str, Any]) -> list[str]:
         "<!-- made by: python -m benchmarks.mutants --power-models -->",
         "",
         "Which data a power cut loses depends on a model ([power](nemeses/power.md)): `ext4` is the one used in the",
-        "table above, `posix` also loses names whose directory was not synced, `torn` tears unsynced data into",
-        "sectors. The table has the mutants whose scenario cuts power, searched for under each model with the same",
-        "seeds; the controls are the broker without a mutant under the same faults.",
+        "table above unless a fault there names another one (`power=cut-posix`), `posix` also loses names whose",
+        "directory was not synced, `torn` tears unsynced data into sectors. The table has the mutants whose scenario",
+        "cuts power, searched for under each model with the same seeds; the controls are the broker without a mutant",
+        "under the same faults.",
         "",
         "| mutant | model | found by | found | seeds (most) | cluster s | core s | controls, clean |",
         "|---|---|---|---|---|---|---|---|",
@@ -235,13 +238,12 @@ def power_table(results: dict[str, Any]) -> list[str]:
         for model, result in by_model.items():
             clean = result["controls"] - result["controls_not_clean"]
             lines.append(f"| {name} | `{model}` {_cells(result)} {result['controls']}, {clean} |")
-    conditions = dict.fromkeys(_conditions(result) for by_model in results.values() for result in by_model.values())
-    return [*lines, "", f"Measured at {'; '.join(conditions)}."]
+    return [*lines, "", *_measured_on({name: next(iter(by_model.values())) for name, by_model in results.items()})]
 
 
 def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:
     """Search for mutants whose scenario cuts power under every model, and keep the results."""
-    cut = [name for name in names if "power=cut@" in SCENARIOS[name].faults]
+    cut = [name for name in names if "power=cut" in SCENARIOS[name].faults]
     results: dict[str, Any] = json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {}
     with worker_pool(jobs) as pool:
         waiting = {

@@ -20,10 +20,11 @@ One pass in event order; linear time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from checker.history import FAIL, INFO, OK, History, HistoryError, Operation
 from checker.linearizability.budget import Budget, LimitReached
@@ -43,7 +44,10 @@ MAX_EXAMPLES = 5
 #: Upper bound on this checker's memory per operation, without the messages read; 70 to 180 were measured.  Actual use
 #: is watched if this bound exceeds the limit.
 BYTES_PER_OPERATION = 500
+#: Operations and read messages between two looks at the time limit: some milliseconds of work.
+STEPS_PER_LOOK = 4096
 
+_T = TypeVar("_T")
 
 #: Stands for an offset at which nothing has been seen.
 _ABSENT = object()
@@ -167,7 +171,7 @@ def _check_queues(
         before = anomalies.copy()
         try:
             with budget.watched(len(rows) * BYTES_PER_OPERATION):
-                counts = _Queue(history, recorded, key, rows, anomalies).check()
+                counts = _Queue(history, recorded, key, rows, anomalies, budget).check()
         except LimitReached as limit:  # this queue's anomalies may be incomplete
             return before, counted, str(limit)
         counted.add(key, counts)
@@ -198,13 +202,21 @@ class _Queue:
     """One queue's history."""
 
     def __init__(
-        self, history: History, recorded: History, key: Any, rows: Sequence[int], anomalies: _Anomalies
+        self,
+        history: History,
+        recorded: History,
+        key: Any,
+        rows: Sequence[int],
+        anomalies: _Anomalies,
+        budget: Budget,
     ) -> None:
         self._history = history
         self._recorded = recorded
         self._key = key
         self._rows = rows
         self._anomalies = anomalies
+        self._budget = budget
+        self._steps = 0
         self._content: list[Any] = []
         #: Values at offsets too large for the number of operations: the log was not empty, or a response is wrong.
         self._beyond: dict[int, Any] = {}
@@ -221,6 +233,7 @@ class _Queue:
         self._duplicated: set[tuple[int, Any]] = set()
 
     def check(self) -> dict[str, int]:
+        """The queue's counts.  Raises :class:`LimitReached` once the time limit has passed."""
         history = self._history
         f, status, returned = history.f, history.status, history.returned
         appends = [row for row in self._rows if f[row] == "append"]
@@ -230,7 +243,7 @@ class _Queue:
         done = sorted((row for row in self._rows if status[row] == OK), key=returned.__getitem__)
         acked = 0
         reads = 0
-        for row in done:
+        for row in self._in_time(done):
             name = f[row]
             if name == "append":
                 acked += 1
@@ -248,7 +261,7 @@ class _Queue:
                 raise ValueError(f"operation {name!r} is none of append, read, tail")
         self._order(done)
         unread, unlooked = self._losses(done)
-        recovered = sum(self._is_recovered(value) for value in self._seen)
+        recovered = sum(self._is_recovered(value) for value in self._in_time(self._seen))
         return {
             "acknowledged": acked,
             "observed": len(self._seen),
@@ -258,10 +271,25 @@ class _Queue:
             "reads": reads,
         }
 
+    def _in_time(self, items: Iterable[_T]) -> Iterator[_T]:
+        """The items; raises :class:`LimitReached` between two of them once the time limit has passed."""
+        remaining = iter(items)
+        while chunk := tuple(islice(remaining, STEPS_PER_LOOK)):
+            self._spend(len(chunk))
+            yield from chunk
+
+    def _spend(self, steps: int) -> None:
+        """Count steps of work, and look at the time limit every `STEPS_PER_LOOK` steps."""
+        self._steps += steps
+        if self._steps >= STEPS_PER_LOOK:
+            self._steps = 0
+            if late := self._budget.late():
+                raise LimitReached(late)
+
     def _find_repeated(self, appends: list[int]) -> None:
         """Find values that were appended repeatedly, as by client retries; each may be at that many offsets."""
         by_value: dict[Any, list[int]] = {}
-        for row in appends:
+        for row in self._in_time(appends):
             by_value.setdefault(self._history.value[row], []).append(row)
         self._repeated = {value: rows for value, rows in by_value.items() if len(rows) > 1}
         for value, rows in self._repeated.items():
@@ -337,6 +365,7 @@ class _Queue:
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
         start, messages, tail = result["offset"], result["messages"], result.get("tail")
+        self._spend(len(messages))
         if (start < 0 and messages) or (tail is not None and tail < 0):
             self._say_before_first(row)
         if not messages:
@@ -397,7 +426,7 @@ class _Queue:
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
         reached, by, at, count = 0, -1, 0, len(done)
-        for row in sorted(done, key=invoked.__getitem__):
+        for row in self._in_time(sorted(done, key=invoked.__getitem__)):
             start = invoked[row]
             while at < count and returned[done[at]] < start:
                 earlier = done[at]
@@ -440,7 +469,7 @@ class _Queue:
         are_all_known = tail <= next(holes, len(self._content))
         unread = 0
         behind = []
-        for row in done:
+        for row in self._in_time(done):
             if f[row] != "append":
                 continue
             value, offset = history.value[row], _offset(results[row])
@@ -461,14 +490,15 @@ class _Queue:
         """Acknowledged append whose message was never seen -> the first later read of another one at its offset."""
         history = self._history
         waiting: dict[int, list[int]] = {}
-        for row in reversed(done):  # so that appends that returned first are popped first
+        for row in self._in_time(reversed(done)):  # so that appends that returned first are popped first
             if history.f[row] == "append" and history.value[row] not in self._seen:
                 waiting.setdefault(_offset(history.result[row]), []).append(row)
         found: dict[int, int] = {}
-        for reader in self._rows:
+        for reader in self._in_time(self._rows):
             if history.f[reader] != "read" or history.status[reader] != OK:
                 continue
             start, messages = history.result[reader]["offset"], history.result[reader]["messages"]
+            self._spend(len(messages))
             for offset in range(start, start + len(messages)):
                 rows = waiting.get(offset, [])
                 while rows and history.returned[rows[-1]] < history.invoked[reader]:

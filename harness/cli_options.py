@@ -107,7 +107,10 @@ def _settings_in(name: str) -> str | None:
         settings = registry.load("systems", name).settings
     except OperatorError:
         return None
-    words = [f"--set {each.name}={'|'.join(each.choices) or each.default}" for each in settings]
+    words = [
+        f"--set {each.name}={'|'.join(each.choices) or each.default}{each.description and f' ({each.description})'}"
+        for each in settings
+    ]
     return f"settings of {name}, defaults first: {', '.join(words)}" if words else None
 
 

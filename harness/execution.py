@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, Store, StoreError
-from harness.systems.base import HasClientPrograms
+from harness.systems.base import HasClientPrograms, MeetsSomeFaults
 from harness.test import ALL, Test
 from harness.units import plural
 from harness.workloads.base import Workload
@@ -140,6 +140,7 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
             chosen += [variant for variant in fitting if variant not in chosen]
         else:
             problems.append(f"--nemesis {choice} with {test.nodes} nodes on {cluster_class.name}: {'; '.join(reasons)}")
+    problems += _never_met(test, choices, system_class)
     if problems:
         raise OperatorError("; ".join(problems))
     try:
@@ -152,6 +153,19 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
         )
     except ScheduleError as error:
         raise OperatorError(f"--nemesis-interval, --time-limit: {error}") from None
+
+
+def _never_met(test: Test, chosen: Collection[str], system_class: Any) -> list[str]:
+    """Why a run of only these nemeses could only end unknown; empty if the system may meet one of them."""
+    reasons = system_class.never_meets if isinstance(system_class, MeetsSomeFaults) else {}
+    if not chosen or any(name not in reasons for name in chosen):
+        return []
+    names = ",".join(chosen)
+    return [
+        f"--nemesis {names} alone: {'; '.join(reasons[name] for name in chosen)}, so the run could only end unknown: "
+        f"combine it with faults that system {test.system} meets (--nemesis {names},kill), or use another system "
+        "(--system etcd)"
+    ]
 
 
 def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> list[str]:

@@ -123,7 +123,7 @@ async def read_until_answered(
         which = f"key {first}" + (f" (and {len(more)} more)" if more else "")
         reason, last = f"{outcome.reason}, but none of the final operations on {which} succeeded {within}", first
     else:
-        reason = f"{outcome.reason}, and answered nobody: none of {asked} final operations succeeded {within}"
+        reason = f"{outcome.reason}, but none of {asked} final operations succeeded {within}"
         last = None
     if failure := failures.get(last):
         reason += f" (last error: {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"

@@ -10,7 +10,8 @@ service, and the harness's own queries are not counted.
 
 Replicas look up a name when they connect; open connections need none. The form `cold` therefore restarts the replica
 while no name can be resolved. The other forms are met when another fault ends connections, or by systems that reconnect
-all the time, as etcd does. A system that is given only addresses makes no lookups and never meets the fault.
+all the time, as etcd does. A system that is given only addresses makes no lookups and never meets the fault: for
+the built-in broker, which is one, a run with this nemesis alone is refused.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class AgentCluster(ABC):
     @staticmethod
     def link_mechanism() -> str:
         """The mechanism that shapes links on such hosts, for `harness doctor`."""
-        return f"{NETEM} where every host's kernel has it, else {RELAY}"
+        return f"{NETEM} if every host's kernel has it, else by {RELAY}"
 
     @classmethod
     def mechanism_of(cls, interface: str, ability: str) -> str:

@@ -36,4 +36,5 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hos
             return cluster_class.configured(extra_hosts=extra_hosts, **own)
         return cluster_class
     except ClusterUnavailable as error:
-        raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None
+        name = cluster_class.name
+        raise OperatorError(f"--cluster {name}: {str(error).removeprefix(f'{name}: ')}") from None

@@ -132,13 +132,13 @@ def _diagnose(
 
 def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> None:
     """Print the link mechanism of clusters that know it without hosts; for the others the proofs name it."""
-    mechanisms = []
+    clusters: dict[str, list[str]] = {}
     for name in names:
         cluster_class = registry.load("clusters", name)
         if isinstance(cluster_class, NamesLinkMechanism):
-            mechanisms.append(f"{name}: {cluster_class.link_mechanism()}")
-    if mechanisms:
-        console.print_line(f"links are shaped by: {'; '.join(mechanisms)}")
+            clusters.setdefault(cluster_class.link_mechanism(), []).append(name)
+    for mechanism, alike in clusters.items():
+        console.print_line(f"links on {', '.join(alike)} are shaped by {mechanism}")
 
 
 def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], console: OutputConsole) -> None:

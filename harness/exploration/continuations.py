@@ -63,7 +63,7 @@ class Symptom:
     With `until_s` (seconds on the history's clock) it must show by then, and the continuation ends when it does. That
     is for `INVARIANTS` and for `ONLINE`, the workload's online checker, which may miss violations but reports no false
     ones. Without `until_s` the whole run is judged, with healing and final reads; `RECOVERS` is settled earlier, when
-    the system is not back after `RECOVERY_TIMEOUT_SHARE` of the timeout.
+    the system has not recovered after `RECOVERY_TIMEOUT_SHARE` of the timeout.
     """
 
     check: str

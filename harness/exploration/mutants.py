@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -80,10 +81,9 @@ class Scenario:
         return ", ".join(dict.fromkeys(step.fault for step in self.steps))
 
     def under(self, power_form: str) -> Scenario:
-        """The same scenario with every power cut in another form of the nemesis, such as `cut-posix`."""
+        """The same scenario with every power cut in this form of the nemesis, such as `cut-posix`."""
         steps = tuple(
-            dataclasses.replace(step, fault=step.fault.replace("power=cut@", f"power={power_form}@"))
-            for step in self.steps
+            dataclasses.replace(step, fault=_POWER_CUT.sub(f"power={power_form}@", step.fault)) for step in self.steps
         )
         return dataclasses.replace(self, steps=steps)
 
@@ -113,6 +113,8 @@ def _step(
 
     return Step(fault=fault, at_s=range_of(at), for_s=range_of(length), when=when, until=until)
 
+
+_POWER_CUT = re.compile(r"power=cut(-posix|-torn)?@")
 
 _IN_SYNC_HA = {"replication": "sync", "ha_mismatch": "heal", "acknowledged": "success"}
 """Settings of a SYNC_MASTER that will be replaced: its senders count only SUCCESS as an acknowledgement. The workload
@@ -368,13 +370,15 @@ SCENARIOS: Mapping[str, Scenario] = {
 }  # fmt: skip
 
 
-def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False, power_form: str = "cut") -> Rehearsal:
+def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False, power_form: str | None = None) -> Rehearsal:
     """Run one seed of a mutant's scenario: with the mutant, or without it as the control. Power cuts have the form
-    `power_form` of their nemesis.
+    `power_form` of their nemesis; for None, that of the scenario.
 
     Raises OperatorError for an unknown mutant.
     """
-    scenario = _scenario(mutant).under(power_form)
+    scenario = _scenario(mutant)
+    if power_form is not None:
+        scenario = scenario.under(power_form)
     return rehearse_test(*scenario.run_of(NO_MUTANT if is_control else mutant, seed))
 
 

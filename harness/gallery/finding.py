@@ -43,7 +43,8 @@ class Finding:
     check: str
     """The check that finds it."""
     names: tuple[str, ...]
-    """At least one of these must occur in the check's results: kinds of anomalies, or parts of its reason."""
+    """At least one of these must occur in the check's results: kinds of anomalies, or parts of its reason (also as it
+    was worded when the kept results were made)."""
     promised: str
     """What the system's documentation promises or says about this."""
     reported: str

@@ -102,7 +102,7 @@ _ROCKETMQ_POWER = Finding(
     control="--set version=5.5.0",
     control_says="5.5.0 syncs the table and its directory before it considers them written",
     check="recovers",
-    names=("answered nobody",),
+    names=("final operations succeeded", "answered nobody"),
     promised="The features page lists a power cut among the events that lose no message if the flush is synchronous, "
     "as here, and few otherwise.",
     reported="apache/rocketmq #5905, January 2023; fixed by #9706, September 2025",
@@ -172,7 +172,7 @@ _ZOOKEEPER_SNAPSHOT = Finding(
     control_says="with `zookeeper.snapshot.trust.empty` a server accepts an empty snapshot as empty state, and replays "
     "its log, which was synced",
     check="recovers",
-    names=("not back",),
+    names=("not recovered after", "not back after"),
     promised="The administrator's guide says that the service is available while a majority is, and that failed "
     "servers may be restarted; it describes the property as meant for upgrades.",
     reported="seen here; ZOOKEEPER-2325 added the check that refuses to start, ZOOKEEPER-3056 the workaround",

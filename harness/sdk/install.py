@@ -30,6 +30,7 @@ from harness.programs import find_program
 from harness.scratch import scratch_directory
 
 __all__ = [
+    "ERROR_LINE",
     "BySetting",
     "Recipe",
     "apt",
@@ -53,7 +54,7 @@ OLD_COPY_S = 86400.0
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
-_ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
+ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
 """Start of an error line of the registries' clients. Not pip's `ERROR: Exception:`, which begins a traceback whose last
 line is the error."""
 
@@ -413,6 +414,6 @@ def _call(
         said = [line.strip() for line in output.splitlines() if line.strip()]
         if any(os.strerror(errno.ENOSPC) in line for line in said):
             raise _no_room(recipe)
-        errors = [line for line in said if _ERROR_LINE.match(line)] or said or [""]
+        errors = [line for line in said if ERROR_LINE.match(line)] or said or [""]
         raise OperatorError(f"install {recipe}: {os.path.basename(argv[0])} failed: {errors[-1][:300]}")
     return done.stdout

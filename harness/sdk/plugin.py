@@ -217,7 +217,7 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         choices = (values,) if isinstance(values, str) else values
         if not isinstance(choices, Sequence) or not choices or not all(isinstance(value, str) for value in choices):
             yield f"{source_line(cls)}: setting {name!r} is {values!r}, not a string or a sequence of strings"
-    for name in ("cannot", "stored"):
+    for name in ("cannot", "stored", "setting_descriptions"):
         for key, value in _pairs(cls, name):
             if not isinstance(value, str):
                 yield f"{source_line(cls)}: {name}[{key!r}] is {value!r}, not a string"
@@ -227,6 +227,7 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
         if isinstance(pattern, str) and not _is_below_data(pattern):
             yield f"{source_line(cls)}: stored[{role!r}] is {pattern!r}, which is not a pattern below host.data"
+    yield from _description_problems(cls)
     yield from _plain_problems(cls)
     yield from _cannot_problems(cls)
     for choice in _installed(cls):
@@ -239,6 +240,14 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         elif not recipe.what or not all(isinstance(word, str) and word for word in recipe.what):
             given = ", ".join(map(repr, recipe.what))
             yield f"{source_line(cls)}: install has {recipe.kind}({given:.60}), which does not name what to install"
+
+
+def _description_problems(cls: type[System]) -> Iterator[str]:
+    """Descriptions of settings that neither the class nor one that it derives from has."""
+    known = {name for base in cls.__mro__ if issubclass(base, System) for name, _ in _pairs(base, "settings")}
+    for name, _ in _pairs(cls, "setting_descriptions"):
+        if name not in known:
+            yield f"{source_line(cls)}: setting_descriptions has {name!r}, not a setting{nearest(str(name), known)}"
 
 
 def _plain_problems(cls: type[System]) -> Iterator[str]:
@@ -373,7 +382,11 @@ def recipes_of(cls: type[System], settings: Mapping[str, str] | None = None) -> 
 
 def settings_of(cls: type[System]) -> tuple[Setting, ...]:
     """A system's settings as the harness checks and lists them."""
-    return tuple(
-        Setting(name, values, "any string") if isinstance(values, str) else Setting(name, values[0], "", tuple(values))
-        for name, values in _pairs(cls, "settings")
-    )
+    settings = []
+    for name, values in _pairs(cls, "settings"):
+        description = cls.setting_descriptions.get(name, "")
+        if isinstance(values, str):
+            settings.append(Setting(name, values, f"{description}; any string" if description else "any string"))
+        else:
+            settings.append(Setting(name, values[0], description, tuple(values)))
+    return tuple(settings)

@@ -54,6 +54,8 @@ class System:
     settings: Mapping[str, Any] = {}
     """On the class: setting -> its values, the default first; or the default alone if any text is valid. On an
     instance, and on every client: setting -> the value of this run."""
+    setting_descriptions: ClassVar[Mapping[str, str]] = {}
+    """Setting -> what it decides, in a few words, for `harness list` and for the message about an unknown setting."""
     extra_hosts: ClassVar[Sequence[str]] = ()
     """Names of hosts that it needs besides those of its replicas."""
     stored: ClassVar[Mapping[str, str]] = {}

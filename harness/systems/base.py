@@ -26,6 +26,7 @@ __all__ = [
     "HasCodeFiles",
     "LimitsClusters",
     "LongRequest",
+    "MeetsSomeFaults",
     "MessagingConnection",
     "NamesPrograms",
     "Operated",
@@ -41,6 +42,9 @@ __all__ = [
 
 CLIENTS_DECIDE = "clients_decide"
 """Key in the details of an unknown `recovers` outcome: if the system then answers no client, it has not recovered."""
+
+MAX_KNOWN_CHARS = 500
+"""Limit of the settings with their descriptions in the message about an unknown one; above it, only their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,18 @@ def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list
     problems = []
     for name, value in given.items():
         if name not in by_name:
-            names = (
-                f"{nearest(name, by_name)}; known: {', '.join(sorted(by_name))}" if by_name else "; it has no settings"
-            )
+            names = f"{nearest(name, by_name)}; known: {_names_of(known)}" if by_name else "; it has no settings"
             problems.append(f"unknown setting {name!r}{names}")
         elif (problem := by_name[name].problem(value)) is not None:
             problems.append(problem)
     return problems
+
+
+def _names_of(settings: Sequence[Setting]) -> str:
+    """The names of settings, each with its description unless the text would be too long."""
+    ordered = sorted(settings, key=lambda setting: setting.name)
+    described = ", ".join(f"{each.name} ({each.description})" if each.description else each.name for each in ordered)
+    return described if len(described) <= MAX_KNOWN_CHARS else ", ".join(each.name for each in ordered)
 
 
 class QueueConnection(Protocol):
@@ -314,6 +323,14 @@ class RefusesFaults(Protocol):
     """Nemesis, or nemesis=form -> why it makes no sense for this system."""
     tells_leader: bool
     """Whether it can tell who leads; otherwise faults that strike the leader are unavailable."""
+
+
+@runtime_checkable
+class MeetsSomeFaults(Protocol):
+    """A system that never meets some faults, though they can be injected: a run of only these ends unknown."""
+
+    never_meets: Mapping[str, str]
+    """Nemesis -> why its faults never affect the system."""
 
 
 @runtime_checkable

@@ -119,6 +119,7 @@ class BrokerSystem:
     recovery_timeout_s = 60.0
     """An election takes up to 10 s with RocketMQ's timings and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
+    never_meets: Mapping[str, str] = {"name-service": "the brokers are given addresses and look up no name"}
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     has_long_request = True
@@ -357,7 +358,7 @@ class BrokerSystem:
         problems = [*missing.values(), *open_questions] or [self._inequality()]
         return CheckOutcome(
             "unknown" if open_questions and not missing else False,
-            f"not back after {took_s:.0f} s: {'; '.join(problems)}",
+            f"not recovered after {took_s:.0f} s: {'; '.join(problems)}",
             {"missing": list(missing)},
         )
 
@@ -365,7 +366,7 @@ class BrokerSystem:
         """Why brokers that all answer do not count as equal, as text."""
         writers = [status.host for status in self._final.values() if status.takes_writes]
         if len(writers) != 1:
-            return f"{', '.join(writers)} take writes at the same time" if writers else "nobody takes writes"
+            return f"{', '.join(writers)} accept writes at the same time" if writers else "no replica accepts writes"
         end = self._final[writers[0]].number("ledgerEndIndex")
         behind = [
             f"{status.host} has {status.number('ledgerEndIndex')}, committed {status.number('committedIndex')}, "

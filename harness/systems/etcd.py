@@ -19,6 +19,7 @@ class Etcd(EtcdMembers):
     ports = {"client": 2379, "peer": 2380}
     long_request = "client", b"GET /metrics HTTP/1.1\r\nHost: etcd\r\n\r\n"
     settings = {"read": ("linearizable", "serializable")}
+    setting_descriptions = {"read": "whether a read asks a quorum, or only the member itself, which may be stale"}
     stored = {"log": "etcd/member/wal/*.wal"}
 
     def command(self, host: Host) -> list[str]:

@@ -52,3 +52,4 @@ class EtcdLock(Etcd):
 
     client = LockedSetClient
     settings = {"fenced": ("no", "yes")}
+    setting_descriptions = {"fenced": "whether a write succeeds only if its writer still has the lock"}

@@ -26,8 +26,8 @@ from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, Remo
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
 from harness.programs import SYSTEM_PATH
-from harness.sdk import Client, Host, Recipe, Status, System
-from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
+from harness.sdk import Client, Host, Output, Recipe, Status, System
+from harness.sdk.install import ERROR_LINE, cache_directory, fetched, find_file, is_fetched
 from harness.sdk.known import Known
 from harness.sdk.plugin import (
     NoExceptionError,
@@ -115,6 +115,13 @@ COPY_TIMEOUT_S = 600.0
 """For a recipe's command on a host, or for unpacking a copied archive there."""
 
 
+NOT_FOUND = 127
+"""Exit status of a command whose program does not exist."""
+
+TIMED_OUT = -9
+"""Status of a command on a host that was killed at its timeout."""
+
+
 @functools.cache
 def adapted(plugin: Plugin) -> type[GuestSystem]:
     """The system class for a plug-in."""
@@ -137,6 +144,31 @@ def adapted(plugin: Plugin) -> type[GuestSystem]:
             "client_class": plugin.client_class,
         },
     )
+
+
+async def _install_on(host: Host, recipe: Recipe) -> None:
+    """Run a recipe's own commands on a host with its own file system. Raises OperatorError."""
+    for command in recipe.on_host:
+        done = await host.run(*command, timeout_s=COPY_TIMEOUT_S, check=False)
+        if done.status == 0:
+            continue
+        if done.status == NOT_FOUND:
+            fix = "use hosts or an image (--image) that have this program"
+        else:
+            fix = (
+                "a machine needs current package lists (apt-get update) and a mirror that it reaches; a container has "
+                "no outside network, so its image must contain the packages (--image)"
+            )
+        raise OperatorError(f"install {recipe}: it failed on {host.name}: {_why_failed(done)}: {fix}")
+
+
+def _why_failed(done: Output) -> str:
+    """Why an installation command failed, in one line: its last error."""
+    if done.status == TIMED_OUT:
+        return f"it took more than {COPY_TIMEOUT_S:g} s"
+    said = [line.strip() for line in (done.err.strip() or done.out).splitlines() if line.strip()]
+    errors = [line for line in said if ERROR_LINE.match(line)] or said
+    return f"status {done.status}{f', {errors[-1][:300]}' if errors else ''}"
 
 
 def with_client(system_class: type[GuestSystem], client_class: type[Client]) -> type[GuestSystem]:
@@ -285,8 +317,7 @@ class GuestSystem:
             if not isinstance(self._cluster, RemoteHosts):
                 roots.append((recipe, await in_thread(fetched, recipe)))
             elif recipe.on_host:
-                for command in recipe.on_host:
-                    await host.run(*command, timeout_s=COPY_TIMEOUT_S)
+                await _install_on(host, recipe)
             else:
                 roots.append((recipe, await self._copied(recipe, host)))
         dirs = [each for recipe, root in roots for each in recipe.program_dirs(root)]
@@ -317,7 +348,13 @@ class GuestSystem:
         source = await in_thread(fetched, recipe)
         target = os.path.join(os.path.dirname(host.data), "installed", recipe.key)
         await self._cluster.put_file(host.name, f"{target}.tar.gz", await in_thread(_packed, source))
-        await host.run(host.python, "-c", _UNPACK, f"{target}.tar.gz", target, timeout_s=COPY_TIMEOUT_S)
+        words = (host.python, "-c", _UNPACK, f"{target}.tar.gz", target)
+        done = await host.run(*words, timeout_s=COPY_TIMEOUT_S, check=False)
+        if done.status != 0:
+            raise OperatorError(
+                f"install {recipe}: {host.name} cannot unpack it in {target}: {_why_failed(done)}: make room "
+                "there, and let the harness's user write there"
+            )
         return target
 
     def _find_installed(self, host: str, name: str) -> str:
@@ -475,7 +512,25 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)  # its last log lines may still be in flight
                 quoted = self._quoted(name)
                 hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
+                hint = await self._access_hint(self._hosts[name]) or hint
                 raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
+
+    async def _access_hint(self, host: Host) -> str:
+        """What to do about a program of a host that the system's user cannot execute and the harness's user can; empty
+        if there is none. Such a program may end in many ways: its loader, its interpreter or a shell reports it."""
+        user_words = self._user_words[host.name]
+        for program in self._commands[host.name].values() if user_words else ():
+            word = program.argv[len(user_words)]
+            words = ("test", "-x", os.path.join(host.data, word))
+            if os.path.sep not in word or (await host.run(*words, check=False)).status == 0:
+                continue
+            if (await host.run_as_harness(*words, check=False)).status == 0:
+                what = f"{word}, the harness's own Python" if word == host.python else word
+                return (
+                    f": user {type(self._system).user} cannot execute {what}: install it where all users have access, "
+                    "or give them access (chmod a+x to it and to every directory above it)"
+                )
+        return ""
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Poll all hosts until one reports that it leads. What `status` raises may be transient; a mistake in the
@@ -726,7 +781,7 @@ class GuestSystem:
             if took_s > timeout_s:
                 gone = [name for name in problems if await self._serves_from_the_background(name)]
                 problems |= {name: problems[name].removesuffix(FOREGROUND_HINT) + BACKGROUND_HINT for name in gone}
-                reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
+                reason = f"not recovered after {took_s:.0f} s: {'; '.join(problems.values())}"
                 details = {"missing": [name for name in problems if name in self._hosts]}
                 if self._only_status_hangs(problems):
                     return CheckOutcome("unknown", f"{reason}; {STATUS_HANGS}", details | {CLIENTS_DECIDE: True})

@@ -33,7 +33,7 @@ def operation_missing(ability: str, *, system_class: type[System], name: str) ->
         lacking = [each for each in (*_MEMBERSHIP, "status") if getattr(system_class, each) is getattr(System, each)]
         words = ", ".join(f"{each}(host)" for each in lacking)
         return f"system {name} has no method {words}" if lacking else None
-    return f"a system of harness.sdk has no {ability} that an operator could ask for"
+    return f"systems of harness.sdk have no operation {ability}"
 
 
 class GuestOperator(ChangesMembers):

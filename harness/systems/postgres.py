@@ -84,6 +84,12 @@ class Postgres(System):
         "synchronous_commit": ("on", "off"),
         "reads": ("primary", "standby"),
     }
+    setting_descriptions = {
+        "version": "version of PostgreSQL",
+        "isolation": "isolation level of transactions",
+        "synchronous_commit": "whether a commit is acknowledged only once it is on disk",
+        "reads": "where clients read: on the primary, or on their own host",
+    }
     stored = {"log": "pg/pg_wal/0*"}
     user = "nobody"
     multiprocess = True

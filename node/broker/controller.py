@@ -128,6 +128,7 @@ class BrokerController:
         self.queues = QueueStore(
             runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
         )
+        self.queues.is_deleted = lambda topic: self.topics.get(topic) is None
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
         self.delay_progress = DelayProgress()
         self.open_timers = OpenTimers()

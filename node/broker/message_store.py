@@ -124,7 +124,7 @@ class MessageStore:
         if this node's clock is behind the former master's.
         """
         self._earlier_puts = self.topic_puts()
-        self._next_offsets = {key: queue.max_offset for key, queue in self._queues.items()}
+        self._next_offsets = dict(self._queues.ends())
         for queue, end in self._least_ends().items():
             known = self._next_offsets.setdefault(queue, end)
             if end > known and self._queues.may_begin_later(*queue):  # `known` is of a former log, or outdated

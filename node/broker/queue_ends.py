@@ -41,8 +41,8 @@ class QueueEnds:
     async def save(self) -> None:
         """Store where every queue ends. Raises OSError."""
         ends: dict[str, dict[int, int]] = {}
-        for (topic, queue_id), queue in self._queues.items():
-            ends.setdefault(topic, {})[queue_id] = queue.max_offset
+        for (topic, queue_id), end in self._queues.ends():
+            ends.setdefault(topic, {})[queue_id] = end
         await write_table(self._disk, self._path, {"queueEnds": ends})
 
     def unknown(self, queues: Iterable[Queue]) -> list[Queue]:

@@ -3,6 +3,10 @@
 The message is copied into the group's retry topic with a delay that grows with each try; after the last one
 allowed it goes to the group's dead letter topic, where nobody tries again (R: AbstractSendMessageProcessor,
 consumerSendMsgBack). The same limit holds for clients that send to the retry topic themselves.
+
+The copy has properties that the message may lack: where it comes from, its first id, its delay and, while it waits, its
+real topic and queue. If there is no room for these, it is not stored, as in RocketMQ, whose answer is that of any put
+that fails: SYSTEM_ERROR with the put's status as the remark. The client then retries the message by itself.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ from node.store.record import SYS_FLAG_TRANSACTION_MASK, RecordError
 __all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor"]
 
 logger = logging.getLogger("node.broker")
+
+PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+"""R: the status of a put whose properties are too long."""
 
 FIRST_RETRY_LEVEL = 3
 """Delay level of the first retry; each further one waits a level longer (R)."""
@@ -160,6 +167,10 @@ class SendBackProcessor:
                 sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,  # the copy ends no transaction
                 reconsume_times=message.reconsume_times + 1,
             )
+        except RecordError as error:
+            remark = f"{PROPERTIES_SIZE_EXCEEDED}: {error.reason}"
+            raise RequestError(ResponseCode.SYSTEM_ERROR, remark) from error
+        try:
             put = self._store.put_one(copy)
         except PUT_REFUSALS as error:
             raise refusal(error, self._not_leader_remark()) from error

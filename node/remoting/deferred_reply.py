@@ -39,15 +39,14 @@ class DeferredReply:
 
     def send(self, reply: Command | bytes) -> None:
         """Send the reply to the only request, or the whole frames of all replies."""
+        self._reply = reply
         if self._observer is not None:
             self._observer(reply)
-        if self._connection is None:
-            self._reply = reply
-        else:
+        if self._connection is not None:
             self._connection.end_deferred(self, reply)
 
     def observe(self, observer: Callable[[Command | bytes], None]) -> None:
-        """Call `observer` with the reply when it is sent; at once if it was sent before `attach`."""
+        """Call `observer` with the reply when it is sent; at once if it was sent already."""
         if self._reply is not None:
             observer(self._reply)
         else:

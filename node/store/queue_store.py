@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,10 @@ logger = logging.getLogger("node.store")
 
 CHECKPOINT_VERSION = 5
 """Version of the checkpoint's content; a checkpoint with another one is not read, and the queues are rebuilt."""
+
+
+NO_SUMS: Sequence[Sequence[Any]] = ((), ())
+"""Checksums of a queue without messages: none for its units, and none for their CRCs."""
 
 
 class DispatchMark(NamedTuple):
@@ -77,6 +81,11 @@ class QueueStore:
         self._units_per_file = units_per_file
         self._files = FileCache(disk)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._released: dict[tuple[str, int], int] = {}
+        """Queues of deleted topics that hold no message any more -> the number of their next one; `find` makes the
+        queue again."""
+        self.is_deleted: Callable[[str], bool] = lambda topic: False
+        """Whether a topic does not exist any more, so that its queues may be released once they are empty."""
         self._unflushed_bytes = 0
         self._presumed: dict[tuple[str, int], bool] = {}
         """Queues whose next number is presumed, and whether the real one may also be higher."""
@@ -93,10 +102,21 @@ class QueueStore:
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue, or None while it has never held a message."""
-        return self._queues.get((topic, queue_id))
+        queue = self._queues.get((topic, queue_id))
+        if queue is None and (topic, queue_id) in self._released:
+            queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
+            queue.begin_at(self._released.pop((topic, queue_id)))
+        return queue
+
+    def ends(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """Every queue that ever held a message, as (topic, queue id), with the number of its next one."""
+        for key, queue in self._queues.items():
+            yield key, queue.max_offset
+        yield from self._released.items()
 
     def items(self) -> Iterable[tuple[tuple[str, int], ConsumeQueue]]:
-        """Every queue that ever held a message, with its (topic, queue id), oldest first."""
+        """Every queue that ever held a message, with its (topic, queue id), oldest first; not those that were
+        released."""
         return self._queues.items()
 
     def append(
@@ -115,7 +135,7 @@ class QueueStore:
 
         A queue that is new begins at `first_offset`.
         """
-        queue = self._queues.get((topic, queue_id))
+        queue = self.find(topic, queue_id)
         if queue is None:
             queue = self._make(topic, queue_id)
             queue.begin_at(first_offset)
@@ -131,7 +151,7 @@ class QueueStore:
 
     def append_units(self, topic: str, queue_id: int, queue_offset: int, units: bytes, crcs: bytes) -> bool:
         """Add packed units to a queue, see `ConsumeQueue.append_units`. False also if the queue does not exist."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self.find(topic, queue_id)
         if queue is None or not queue.append_units(queue_offset, units, crcs):
             return False
         if self._presumed:
@@ -144,6 +164,7 @@ class QueueStore:
         then come first; with `may_be_later` its number may also be higher, when `offset` may stem from another log.
         None: the queue exists, and was presumed before."""
         if offset is not None:
+            self._released.pop((topic, queue_id), None)
             queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
             queue.begin_at(offset)
         self._presumed[topic, queue_id] = may_be_later
@@ -178,7 +199,8 @@ class QueueStore:
         `derived` is what else was derived from the log up to there, as JSON values; `restore` returns it.
         `flush_derived` makes durable what `derived` refers to; `timestamps` then reports what is durable.
 
-        Files whose units were all trimmed by then are removed once the checkpoint is in force.
+        Files whose units were all trimmed by then are removed once the checkpoint is in force, and queues of deleted
+        topics that hold nothing any more are released.
 
         What is appended meanwhile is left for the next checkpoint. Raises OSError; the former checkpoint then
         stays in force. After a failed fsync it stays in force permanently: the system may have dropped the
@@ -188,6 +210,8 @@ class QueueStore:
         derived_text = json.dumps(derived or {}, separators=(",", ":"))  # as of this moment, like the bounds
         for (topic, queue_id), queue in self._queues.items():
             bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset, queue.sums()]
+        for (topic, queue_id), end in self._released.items():
+            bounds.setdefault(topic, {})[str(queue_id)] = [end, end, NO_SUMS]
         try:
             await self._flush_queues()
         finally:
@@ -216,6 +240,27 @@ class QueueStore:
             return
         self.timestamps = durable
         await self._remove_trimmed(bounds)
+        await self._release(bounds)
+
+    async def _release(self, bounds: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Keep only the next number of queues of deleted topics that were empty in a checkpoint, which is durable by
+        now, and still are; delete their files. `restore` needs no file of such a queue."""
+        empty = {}
+        for (topic, queue_id), queue in self._queues.items():
+            min_offset, max_offset, *_ = bounds.get(topic, {}).get(str(queue_id), (0, -1))
+            is_empty = min_offset == max_offset == queue.min_offset == queue.max_offset
+            if is_empty and not queue.unflushed_bytes and not queue.is_unsynced and self.is_deleted(topic):
+                empty[topic, queue_id] = max_offset
+        for key in empty:
+            del self._queues[key]
+        self._released |= empty
+        try:
+            for topic, queue_id in empty:
+                for directory in (self._directory, self._crc_directory):
+                    if (topic, queue_id) not in self._queues:  # made again meanwhile; its next flush is still to come
+                        await self._delete_files(f"{directory}/{topic}/{queue_id}")
+        except OSError as error:  # a restart deletes them
+            logger.warning("files of queues of deleted topics could not be removed: %s", error)
 
     async def _remove_trimmed(self, bounds: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
         """Delete the files before the bounds of a checkpoint, which is durable by now."""
@@ -329,6 +374,7 @@ class QueueStore:
     async def _delete_all(self) -> None:
         self._files.close()
         self._queues.clear()
+        self._released.clear()
         self._presumed.clear()
         self._unflushed_bytes = 0
         await self._disk.remove(self._checkpoint_path)

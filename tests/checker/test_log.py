@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from checker import History, HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log, log
+from checker.linearizability import budget
 from checker.linearizability.budget import LimitReached
 from checker.testing.large import large_history
 
@@ -342,3 +345,25 @@ def test_a_queue_that_reaches_a_limit_adds_no_counts(done, monkeypatch: pytest.M
     assert result.reason == "the memory limit of 7 MiB was reached; 1 of 2 queues checked"
     assert not any(result.stats["counts"].values())
     assert check_log([*on("first", *lost), *on("second", *lost)]).stats["counts"]["lost"] == 1
+
+
+@pytest.mark.parametrize("looks", range(1, 8))
+def test_the_time_limit_ends_the_check_of_a_single_queue(done, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """Time passes only when somebody looks at the clock: one second for each look."""
+    clock = itertools.count()
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(log, "STEPS_PER_LOOK", 100)
+    lost = done(*(append(0, offset, offset) for offset in range(500)), (0, "tail", None, 0))
+    result = check_log(lost, timeout_s=looks)
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.reason == f"the time limit of {looks} s was reached; 0 of 1 queues checked"
+    assert not any(result.stats["counts"].values())
+    assert check_log(lost, timeout_s=1000).verdict is Verdict.INVALID
+
+
+def test_messages_of_reads_count_as_work_before_the_time_limit(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(log, "STEPS_PER_LOOK", 100)
+    reads = done(*(whole(0, list(range(90))) for _ in range(20)))
+    assert check_log(reads, timeout_s=5).verdict is Verdict.UNKNOWN

@@ -194,3 +194,19 @@ def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest
     assert [(trial.nemesis, trial.variant) for trial in trials] == list(wanted) and told == trials
     assert [trial.detail for trial in trials if not trial.is_good] == []
     assert not (tmp_path / "states").exists() or not list((tmp_path / "states").iterdir())
+
+
+def test_a_cluster_without_an_engine_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    [cell] = doctor.diagnose("docker", doctor.forms_of(["kill=sigkill"]), {})
+    assert cell.reason.startswith(f"--cluster docker: no engine answers at unix://{tmp_path}/none: ")
+
+
+def test_clusters_with_the_same_link_mechanism_share_a_line(
+    tmp_path: Path, harness_here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = harness_here("doctor", "--cluster", "docker,local,ssh", "--nemesis", "link=loss", cwd=tmp_path)
+    assert [line for line in done.stdout.splitlines() if line.startswith("links on ")] == [
+        "links on docker, ssh are shaped by netem if every host's kernel has it, else by the relay",
+        "links on local are shaped by proxies",
+    ]

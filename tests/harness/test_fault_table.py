@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from harness import registry
 from harness.clusters.local import LocalCluster
 from harness.clusters.sim.cluster import SimCluster
+from harness.errors import OperatorError
+from harness.execution import plan_faults
 from harness.fault_table import BY_NAME_ONLY, FaultRow, fault_rows, fault_table
 from harness.report import OutputConsole
 from harness.test import NemesisChoice, Test
@@ -102,3 +105,26 @@ def test_the_table_is_empty_for_a_schedule_and_prints_reasons() -> None:
     console.print(fault_table(rows_for("kill", "toy")))
     text = console.export_text()
     assert "kill" in text.splitlines()[1] and "not available: the system cannot tell which host leads" in text
+
+
+def test_a_run_whose_only_faults_the_system_never_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCluster, "missing", classmethod(lambda cls, interface, ability: None))
+
+    def planned(nemesis: str, system: str) -> set[str]:
+        names = tuple(map(NemesisChoice.parse, nemesis.split(",")))
+        test = Test(
+            system=system, cluster="local", nodes=3, workload="register", nemesis=names, seed=1,
+            nemesis_interval_s=1.0, time_limit_s=20.0, concurrency=1, rate=1.0,
+        )  # fmt: skip
+        schedule = plan_faults(test, registry.load_all("nemeses"), LocalCluster, registry.load("systems", system))
+        return {event.nemesis for event in schedule.events}
+
+    expected = (
+        "--nemesis name-service alone: the brokers are given addresses and look up no name, so the run could only end "
+        "unknown: combine it with faults that system broker meets (--nemesis name-service,kill), or use another system "
+        "(--system etcd)"
+    )
+    with pytest.raises(OperatorError, match=f"^{re.escape(expected)}$"):
+        planned("name-service=gone,name-service=slow", "broker")
+    assert planned("name-service,kill", "broker") == {"name-service", "kill"}
+    assert planned("name-service=gone@all", "toy") == {"name-service"}

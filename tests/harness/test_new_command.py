@@ -71,10 +71,11 @@ def test_help_and_list_show_the_settings_of_a_plug_in_file(
     with pytest.raises(SystemExit):
         cli.main(["run", "mine.py", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert said.endswith("settings of mine.py, defaults first: --set read=primary|any")
+    description = "the host that answers reads: the primary, or the client's own"
+    assert said.endswith(f"settings of mine.py, defaults first: --set read=primary|any ({description})")
     assert cli.main(["list", "mine.py"]) == 0
-    said = capsys.readouterr().out
-    assert said.split()[:2] == ["systems", "mine"] and "--set read=primary: (primary, any)" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("systems mine ") and f"--set read=primary: {description} (primary, any)" in said
     assert "broker" not in said
     assert cli.main(["run", "mine.py", "--set", "read=anny"]) == 254
     assert "read must be one of primary, any, not 'anny' (did you mean any?)" in capsys.readouterr().err

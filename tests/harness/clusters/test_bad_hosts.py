@@ -74,7 +74,7 @@ def test_a_missing_docker_engine_is_refused_with_a_remedy(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     said = refused("--cluster", "docker", "--nemesis", "link")
-    assert f"docker: no engine answers at unix://{tmp_path}/none: start it (systemctl start docker)" in said
+    assert f"--cluster docker: no engine answers at unix://{tmp_path}/none: start it (systemctl start docker)" in said
 
 
 OTHER_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIHdAmSVSXYdhYqLAIMDDqQDJ5tSXbTjnrjmvkqMTJQ1Q"

@@ -190,7 +190,7 @@ def test_a_continuation_has_a_third_of_the_time_to_recover_and_no_final_reads(
     (whole_s, was_read, said), (part_s, part_was_read, part_said) = (
         (tmp_path / name).read_text().split(" ", 2) for name in ("course", "continuation")
     )
-    assert said.startswith("not back after 60 s") and part_said.startswith("not back after 20 s")
+    assert said.startswith("not recovered after 60 s") and part_said.startswith("not recovered after 20 s")
     assert float(part_s) < float(whole_s) - 40.0
     assert (was_read, part_was_read) == ("True", "False")
 

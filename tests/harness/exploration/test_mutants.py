@@ -7,12 +7,14 @@ How often and how fast each is found over many seeds, with a control for every f
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import table
+from benchmarks.mutants import POWER_FORMS, POWER_RESULTS, table
 from harness.errors import OperatorError
 from harness.exploration.mutants import SCENARIOS, Scenario, Step, gives_away, rehearse_mutant, report_mutant
 from harness.exploration.rehearsal import rehearse_test
@@ -124,3 +126,16 @@ def test_a_fault_of_the_monotonic_clock_is_proven_in_simulation(form: str) -> No
     for seed in range(4):
         run = rehearse_test(*scenario.run_of(NO_MUTANT, seed))
         assert run.valid is True, run.reason
+
+
+def test_every_power_cut_of_a_scenario_takes_the_form_that_is_measured() -> None:
+    scenario = SCENARIOS["late-truncate"]
+    assert "power=cut-posix@n3" in scenario.faults
+    for form in ("cut", "cut-posix", "cut-torn"):
+        assert re.findall(r"power=[a-z-]+@n3", scenario.under(form).faults) == [f"power={form}@n3"]
+
+
+def test_the_power_table_has_every_mutant_whose_scenario_cuts_power() -> None:
+    measured = json.loads(POWER_RESULTS.read_text(encoding="utf-8"))
+    assert list(measured) == [name for name, scenario in SCENARIOS.items() if "power=cut" in scenario.faults]
+    assert all(list(by_model) == list(POWER_FORMS) for by_model in measured.values())

@@ -17,6 +17,7 @@ from harness.commands import gallery
 from harness.commands.run import prepare
 from harness.errors import InterruptedStartError, OperatorError, SystemUnderTestError
 from harness.gallery import performing
+from harness.gallery.finding import FOUND as IS_FOUND
 from harness.gallery.finding import SIDES, Finding, is_met, outcome_of
 from harness.gallery.findings import FINDINGS
 from harness.gallery.page import pages, write_pages
@@ -279,3 +280,25 @@ def test_usage_errors_are_reported_in_one_line(words: list[str], said: str, caps
     assert cli.main(["gallery", *words]) == 254
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("zookeeper-empty-snapshot", "not recovered after 60 s: program zookeeper of n2 ended with status 1"),
+        (
+            "rocketmq-topics-power-loss",
+            "3 hosts served after 0.3 s, but none of 90 final operations succeeded within 9 s",
+        ),
+    ],
+)
+def test_a_finding_matches_the_reasons_of_today_and_of_the_kept_results(name: str, reason: str) -> None:
+    kept = json.loads((ROOT / "docs" / "gallery.json").read_text(encoding="utf-8"))[name]["runs"]["finding"]
+    reasons = [run["reason"].removeprefix("recovers: ") for run in kept if run["outcome"] == IS_FOUND]
+    assert len(reasons) >= 3
+    for each in (reason, *reasons):
+        results = {"valid": False, "checks": {"recovers": {"valid": False, "reason": each}}}
+        assert outcome_of(FINDINGS[name], results) == IS_FOUND, each
+    partly = "3 hosts served after 0.3 s, but none of the final operations on key 1 succeeded within 9 s"
+    other = {"valid": False, "checks": {"recovers": {"valid": False, "reason": partly}}}
+    assert outcome_of(FINDINGS[name], other) == "invalid"

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from harness import registry
+from harness.commands.new import source_for
 from harness.errors import OperatorError
 from harness.sdk.plugin import PluginError, hints_of, load_file, place_of, recipes_of, require_client, settings_of
+from harness.systems.base import Setting, setting_problems
 
 Write = Callable[[str], str]
 
@@ -242,3 +244,54 @@ def test_a_timeout_is_reported_with_the_line_that_waited(names_cause: bool, tmp_
             raise TimeoutError  # noqa: B904 (as asyncio did)
     except TimeoutError as error:
         assert place_of(error, str(path)) == "waits.py:3"
+
+
+DESCRIBED = GOOD_SYSTEM + "    settings = {'read': ('safe', 'fast'), 'flags': '', 'size': ('1',)}\n"
+
+
+def test_a_system_describes_its_settings(write: Write) -> None:
+    source = (
+        DESCRIBED
+        + "    setting_descriptions = {'read': 'which copy answers', 'flags': 'of the program'}\n"
+        + GOOD_CLIENT
+    )
+    settings = settings_of(load_file(write(source)).system_class)
+    assert [each.description for each in settings] == ["which copy answers", "of the program; any string", ""]
+    [problem] = setting_problems(settings, {"reed": "safe"})
+    known = "flags (of the program; any string), read (which copy answers), size"
+    assert problem == f"unknown setting 'reed' (did you mean read?); known: {known}"
+
+
+def test_descriptions_that_would_fill_the_screen_are_left_out_of_the_message() -> None:
+    settings = [Setting(name, "1", "what it decides, " * 20) for name in ("b", "a")]
+    assert setting_problems(settings, {"xyz": "1"}) == ["unknown setting 'xyz'; known: a, b"]
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "expected"),
+    [
+        ("{'raed': 'which copy'}", r"setting_descriptions has 'raed', not a setting \(did you mean read\?\)$"),
+        ("{'read': 3}", r"setting_descriptions\['read'\] is 3, not a string$"),
+        ("['read']", r"setting_descriptions is \['read'\], not a mapping$"),
+    ],
+)
+def test_descriptions_must_be_of_settings(write: Write, descriptions: str, expected: str) -> None:
+    with pytest.raises(PluginError, match=expected):
+        load_file(write(f"{DESCRIBED}    setting_descriptions = {descriptions}\n{GOOD_CLIENT}"))
+
+
+def test_a_class_may_have_other_settings_than_the_one_whose_descriptions_it_inherits(write: Write) -> None:
+    source = DESCRIBED + "    setting_descriptions = {'read': 'which copy answers'}\n" + GOOD_CLIENT
+    plugin = load_file(write(source + "class Broken(Mine):\n    settings = {'bug': ('on',)}\n"))
+    assert [each.description for each in settings_of(plugin.system_class)] == [""]
+
+
+@pytest.mark.parametrize("name", registry.names("systems"))
+def test_every_setting_of_a_built_in_system_has_a_description(name: str) -> None:
+    assert [each.name for each in registry.load("systems", name).settings if not each.description] == []
+
+
+def test_the_file_of_a_new_system_describes_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source_for("mine"))
+    assert all(each.description for each in settings_of(load_file(str(path)).system_class))

@@ -44,7 +44,7 @@ def test_losses_of_an_asynchronous_master_in_a_power_cut_are_found(tmp_path: Pat
     )
     recovers = results["checks"]["recovers"]
     assert recovers["valid"] == "unknown"
-    assert recovers["reason"].startswith("not back after 15 s: n2 waits for an operator"), (
+    assert recovers["reason"].startswith("not recovered after 15 s: n2 waits for an operator"), (
         "no operator comes in this run"
     )
 

@@ -111,7 +111,7 @@ def test_only_a_system_with_the_method_can_be_promoted(plugin: str, tmp_path: Pa
     assert system_lacks(registry.load("systems", plugin), {}, "promote") is None
     lacks = system_lacks(registry.load("systems", str(without)), {}, "promote")
     assert lacks == "system without has no method promote(host)"
-    assert "no transfer" in str(system_lacks(registry.load("systems", plugin), {}, "transfer"))
+    assert "no operation transfer" in str(system_lacks(registry.load("systems", plugin), {}, "transfer"))
 
 
 def test_membership_changes_require_members_leave_and_join(plugin: str, tmp_path: Path) -> None:

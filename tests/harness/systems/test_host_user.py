@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import shutil
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -167,3 +168,30 @@ def test_an_ordinary_user_stays_the_same_user(tmp_path: Path) -> None:
         assert await words_for_user(host_of(cluster), "nobody", []) == []
 
     on_a_host(tmp_path, scenario)
+
+
+@needs_root
+def test_a_python_that_the_user_cannot_execute_is_named_with_the_fix(
+    open_directory: Path, closed_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an installation below /root, which other users may not enter."""
+    (open_directory / "mine.py").write_text(PLUGIN)
+    python = closed_directory / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} $*\n")
+    python.chmod(0o755)
+
+    async def scenario(cluster: LocalCluster) -> None:
+        monkeypatch.setattr(Host, "python", property(lambda host: str(python)))
+        system_class = registry.load("systems", str(open_directory / "mine.py"))
+        system: Any = system_class(
+            cluster=cluster, settings={}, keys=1, log_dir=str(open_directory), operation_timeout_s=3.0
+        )
+        with pytest.raises(OperatorError) as caught:
+            await system.start()
+        await system.stop()
+        said = str(caught.value)
+        assert "ended with status" in said and len(said.splitlines()) == 1
+        fix = "install it where all users have access, or give them access (chmod a+x"
+        assert f": user nobody cannot execute {python}, the harness's own Python: {fix}" in said
+
+    on_a_host(open_directory, scenario)
