@@ -15,11 +15,18 @@ class PySyncObjStore(System):
     install = path("server.py"), pip("pysyncobj==0.3.17")
     ports = {"client": 7000, "peer": 7001}
     settings = {
-        "reads": ("log", "local"),  # local: from the state of the client's own host
-        "journal": ("file", "synced", "none"),  # where the log is; none: in memory
-        "dump": ("file", "none"),  # where compaction keeps the state; none: in memory
-        "compact": "5000",  # entries of the log until it is compacted; 5000 is the library's default
-        "leader_changed": ("unknown", "refused"),  # refused: as the library's documentation has it
+        "reads": ("log", "local"),
+        "journal": ("file", "synced", "none"),
+        "dump": ("file", "none"),
+        "compact": "5000",
+        "leader_changed": ("unknown", "refused"),
+    }
+    setting_descriptions = {
+        "reads": "how a read is answered: through the log, or from the own state of the client's host",
+        "journal": "where the log is: in a file, in a file that is synced, or in memory",
+        "dump": "where compaction keeps the state: in a file, or in memory",
+        "compact": "entries of the log until it is compacted",
+        "leader_changed": "outcome of a command that fails with LEADER_CHANGED; refused: as the library documents it",
     }
     stored = {"log": "journal"}
 
