@@ -1,6 +1,5 @@
-"""NATS JetStream: logs ("streams") replicated by Raft. It acknowledges before it syncs files, every two minutes unless
-`--set sync=always`. A leader that was replaced behind a partition answers polls from stale state until it steps down
-(seen with partition, kill and pause): `--set workload.polls=eventual` is its actual guarantee."""
+"""NATS JetStream: logs ("streams") replicated by Raft. A leader that was replaced behind a partition answers polls from
+stale state until it steps down: `--set workload.polls=eventual` is its actual guarantee."""
 
 import json
 from base64 import b64decode

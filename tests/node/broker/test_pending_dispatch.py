@@ -52,6 +52,9 @@ class Queues:
     def items(self) -> list[Any]:
         return []
 
+    def ends(self) -> list[Any]:
+        return []
+
     def find(self, topic: str, queue_id: int) -> Any:
         held = self.units.get((topic, queue_id), b"")
         return SimpleNamespace(max_offset=len(held) // UNIT_SIZE_BYTES)
