@@ -240,6 +240,8 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         elif not recipe.what or not all(isinstance(word, str) and word for word in recipe.what):
             given = ", ".join(map(repr, recipe.what))
             yield f"{source_line(cls)}: install has {recipe.kind}({given:.60}), which does not name what to install"
+        elif unpinned := [word for word in recipe.what if recipe.kind == "go" and "@" not in word]:
+            yield f"{source_line(cls)}: install has go({unpinned[0]!r:.60}), which names no version (@v1.2.3)"
 
 
 def _description_problems(cls: type[System]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from harness.systems.base import Setting, setting_problems
 
 Write = Callable[[str], str]
 
-HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, path, pip\n"
+HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, go, path, pip\n"
 BUILT_IN = {
     "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 234, "postgres": 200, "mariadb": 236,
     "patroni": 155,
@@ -98,6 +98,10 @@ def test_the_base_class_of_a_system_is_not_taken_for_another_system(write: Write
         (GOOD_SYSTEM + "    install = None\n" + GOOD_CLIENT, "^mine.py:3: install has None, which is not pip"),
         (GOOD_SYSTEM + "    install = 'curl'\n" + GOOD_CLIENT, "^mine.py:3: install has 'curl', which is not pip"),
         (GOOD_SYSTEM + "    install = pip()\n" + GOOD_CLIENT, r"^mine.py:3: install has pip\(\), which does not name"),
+        (
+            GOOD_SYSTEM + "    install = go('example.org/a@v1', 'example.org/b')\n" + GOOD_CLIENT,
+            r"^mine.py:3: install has go\('example.org/b'\), which names no version \(@v1.2.3\)",
+        ),
         (GOOD_SYSTEM + "    install = (pip(3),)\n" + GOOD_CLIENT, r"^mine.py:3: install has pip\(3\), which does not"),
         (GOOD_SYSTEM + "    install = by_setting('version', {'2': pip('a'), '1': pip('b')})\n"
          "    settings = {'version': ('2',)}\n" + GOOD_CLIENT,
