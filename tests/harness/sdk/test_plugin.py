@@ -19,7 +19,7 @@ Write = Callable[[str], str]
 HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, path, pip\n"
 BUILT_IN = {
     "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 230, "postgres": 200, "mariadb": 230,
-    "patroni": 155,
+    "patroni": 155, "hazelcast": 270,
 }  # fmt: skip
 """System -> the maximum number of lines of its plug-in, empty ones not counted."""
 
