@@ -46,16 +46,18 @@ class JsonHttp:
         return await self.request("PUT", path, body)
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request, with a JSON body unless it is None, and return the answer's body: parsed JSON, else the text.
+        """Send a request and return the answer's body: parsed JSON, else the text. The request has no body if that is
+        None; bytes are sent as they are, anything else as JSON.
 
         Raises Unreachable if no connection could be made, HttpError for a status of 400 or more, ConnectionError or
         ValueError if no complete or valid answer came.
         """
         reader, writer = await self._connected()
         try:
-            content = b"" if body is None else json.dumps(body).encode()
+            is_json = body is not None and not isinstance(body, bytes)
+            content = json.dumps(body).encode() if is_json else body or b""
             head = f"{method} {path} HTTP/1.1\r\nHost: {self._name}:{self._port}\r\nContent-Length: {len(content)}\r\n"
-            kind = "" if body is None else "Content-Type: application/json\r\n"
+            kind = "Content-Type: application/json\r\n" if is_json else ""
             writer.write(f"{head}{kind}\r\n".encode() + content)
             await writer.drain()
             status, headers = await self._head(reader)
@@ -125,7 +127,7 @@ async def get(url: str) -> Any:
 
 
 async def post(url: str, body: Any) -> Any:
-    """Like `get`, with a JSON body."""
+    """Like `get`, with a body."""
     return await _once("POST", url, body)
 
 

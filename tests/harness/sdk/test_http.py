@@ -48,6 +48,14 @@ def test_requests_and_answers_are_json() -> None:
     assert second.startswith(b"GET /kv HTTP/1.1\r\n") and b"Content-Type" not in second
 
 
+def test_bytes_are_sent_as_they_are() -> None:
+    async def work(url: str) -> None:
+        await post(f"{url}/form", b"name=a&password=")
+
+    (heard,) = with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", work)
+    assert heard.endswith(b"Content-Length: 16\r\n\r\nname=a&password=")
+
+
 def test_a_chunked_answer_is_decoded() -> None:
     async def work(url: str) -> None:
         assert await post(f"{url}/x", {}) == [1, 2]
