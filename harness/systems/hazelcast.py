@@ -84,7 +84,7 @@ class Hazelcast(System):
     ports = {"member": 5701}
     settings = {"structure": ("cp", "ap"), "indeterminate": ("fail", "retry")}
     setting_descriptions = {"structure": "what registers, counters and locks are: of the CP subsystem, or in a map",
-                            "indeterminate": "what to do if a member is lost that was to answer"}  # fmt: skip
+                            "indeterminate": "whether to fail or repeat an operation if its member is lost"}  # fmt: skip
     cannot = dict.fromkeys(
         ("power", "disk-stall", "disk-slow", "disk-error", "disk-full"), "it keeps nothing on disk but its log messages"
     )
