@@ -35,6 +35,7 @@ LOAD_S = 60
 
 SAFE: Mapping[str, str] = {
     "etcd": "--workload cas-register",
+    "hazelcast": "--workload cas-register --nodes 3 --nemesis-interval 10",
     "kafka": "--workload log --set workload.polls=eventual --nemesis-interval 10",
     "mariadb": "--workload register --nodes 3 --nemesis-interval 8",
     "nats": "--workload log --set workload.polls=eventual",
@@ -49,7 +50,12 @@ SAFE: Mapping[str, str] = {
 }
 """System, with a suffix if it has several rows -> options of a run that must be valid."""
 
+OTHER_FAULTS: Mapping[str, str] = {"hazelcast": "partition,kill@one,pause"}
+"""Instead of FAULTS."""
+
 REMARKS: Mapping[str, str] = {
+    "hazelcast": "its CP subsystem keeps everything in memory, so that only one member at a time is killed "
+    "(`--nemesis partition,kill@one,pause`)",
     "kafka": "a poll may return an earlier end of the log than the poll before, which its consumer documentation "
     "allows",
     "nats": "a replica answers polls from its own data, which direct gets allow",
@@ -64,7 +70,7 @@ REMARKS: Mapping[str, str] = {
 
 def words_of(system: str, seed: int) -> list[str]:
     """The run's options."""
-    load = f"--nemesis {FAULTS} --time-limit {LOAD_S} --seed {seed}"
+    load = f"--nemesis {OTHER_FAULTS.get(system, FAULTS)} --time-limit {LOAD_S} --seed {seed}"
     return f"--system {name_of(system)} --cluster netns {SAFE[system]} {load}".split()
 
 

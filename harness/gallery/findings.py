@@ -332,12 +332,47 @@ _PATRONI = Finding(
     link="https://patroni.readthedocs.io/en/latest/replication_modes.html",
 )
 
+_HAZELCAST_LOCK = Finding(
+    name="hazelcast-map-lock",
+    title="Both sides of a partition grant the same lock of a map",
+    version="Hazelcast 5.3.8",
+    options="--system hazelcast --nodes 3 --workload mutex --set workload.locks=20 --set workload.hold_ms=100 "
+    "--nemesis partition=halves --nemesis-interval 12 --time-limit 25",
+    finding="--set structure=ap",
+    control="--set structure=cp",
+    control_says="a `FencedLock` of the CP subsystem is held by a session that a majority of its members knows",
+    check="exclusion",
+    names=("overlapping",),
+    promised="The API documentation of `IMap` says that during a split each side continues with its own copy, and that "
+    "split-brain protection reduces the window of inconsistency without eliminating it.",
+    reported="Jepsen: Hazelcast 3.8.3, October 2017, of a lock that no longer exists",
+    link="https://jepsen.io/analyses/hazelcast-3-8-3",
+)
+
+_HAZELCAST_RETRY = Finding(
+    name="hazelcast-repeated-additions",
+    title="An addition to a linearizable number is applied twice if its answer is lost between two members",
+    version="Hazelcast 5.3.8",
+    options="--system hazelcast --nodes 3 --workload fetch-and-add --nemesis partition=n2+n3>n1 --nemesis-interval 8 "
+    "--operation-timeout 25 --concurrency 30 --rate 300 --time-limit 33",
+    finding="--set indeterminate=retry",
+    control="--set indeterminate=fail",
+    control_says="with `fail-on-indeterminate-operation-state` a member reports an unknown outcome and does not repeat "
+    "the operation",
+    check="linearizable",
+    names=("is not possible",),
+    promised="The API documentation calls the CP subsystem linearizable, and says that by default its operations are "
+    "executed at least once.",
+    reported="Hazelcast's own documentation of `fail-on-indeterminate-operation-state`",
+    link="https://docs.hazelcast.org/docs/5.3.8/javadoc/com/hazelcast/config/cp/CPSubsystemConfig.html",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _ROCKETMQ_POWER, _KAFKA, _ZOOKEEPER,
         _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
-        _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ,
+        _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY,
     )
 }  # fmt: skip
 """Findings by name, in the order in which they are listed and run."""
