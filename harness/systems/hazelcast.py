@@ -6,9 +6,9 @@ losing side of a partition are lost in the merge. Sets and queues are AP with ei
 Hazelcast's default, a member repeats an operation if it has lost the member that was to answer, so that it may be
 applied twice.
 
-Nothing is on disk: a CP member that was killed returns as a stranger. `operate` does for it what Hazelcast's manual
-tells an operator to do. A CP group that has lost the majority of its members at once is lost (`kill` at `majority` or
-`all`, as the manual says); with fewer killed the others must have been promoted before the next kill.
+Nothing is on disk: a CP member that was killed returns as a new one. `operate` readmits it, as Hazelcast's manual tells
+an operator to do. A CP group that loses the majority of its members at once is lost (`kill` at `majority` or `all`; the
+manual says so). After a smaller kill, the restarted members must be readmitted before the next one.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Hazelcast(System):
     ports = {"member": 5701}
     settings = {"structure": ("cp", "ap"), "indeterminate": ("fail", "retry")}
     setting_descriptions = {"structure": "what registers, counters and locks are: of the CP subsystem, or in a map",
-                            "indeterminate": "whether to fail or repeat an operation if its member is lost"}  # fmt: skip
+                            "indeterminate": "whether to fail or repeat what a lost member was doing"}  # fmt: skip
     cannot = dict.fromkeys(
         ("power", "disk-stall", "disk-slow", "disk-error", "disk-full"), "it keeps nothing on disk but its log messages"
     )
@@ -206,7 +206,7 @@ async def promote(host: Host) -> None:
 
 
 class HazelcastClient(Client):
-    """A client of the member of its own host, which forwards requests to the leader or to the owner of an entry."""
+    """A client of its own host's member, which forwards requests to the leader or to the owner of an entry."""
 
     session: bytes | None = None
 
