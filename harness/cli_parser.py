@@ -186,7 +186,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_doctor_command(commands)
     listing = commands.add_parser("list", help="list workloads, nemeses, systems and clusters")
-    listing.add_argument("system", nargs="?", metavar="FILE.py", help="list only the system in this file")
+    listing.add_argument(
+        "what", nargs="?", metavar="WHAT",
+        help="list only one kind (workloads, nemeses, systems or clusters), one NAME, or the system in FILE.py",
+    )  # fmt: skip
     new = commands.add_parser("new", help="create NAME.py, the start of your own system")
     new.add_argument("what", choices=["system"], metavar="WHAT", help="what to create: system")
     new.add_argument("name", metavar="NAME", help="name of the system; its file is NAME.py")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from harness import registry
+from harness.errors import OperatorError, nearest
 from harness.report import OutputConsole
 from harness.systems.base import Setting
 from harness.test import WORKLOAD_PREFIX
@@ -21,33 +22,44 @@ __all__ = ["list_command"]
 
 def list_command(arguments: argparse.Namespace) -> int:
     """Print every workload, nemesis, system and cluster with its description and options, including those of other
-    distributions; broken ones are listed with the reason. With a system's name or file, print only that one. Returns 0;
-    raises OperatorError if that system cannot be used."""
+    distributions; broken ones are listed with the reason. With the name of a kind print only that kind, with another
+    name only what has it, with a file the system in it. Returns 0; raises OperatorError if nothing has that name, or if
+    the system in the file cannot be used."""
     console = OutputConsole()
-    fitting: str | None = None
-    if arguments.system is None:
-        surveys = {kind: registry.survey(kind) for kind in registry.KINDS}
-    else:
-        found = registry.load("systems", arguments.system)
-        surveys = {"systems": {found.name: found}}
-        fitting = _fitting(found)
-    for kind, survey in surveys.items():
+    for kind, survey in _chosen(arguments.what).items():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         for name, found in survey.items():
             try:
                 lines = list(_lines(kind, found))
+                if arguments.what is not None and (fitting := _fitting(found)) is not None:
+                    lines.append(fitting)
             except Exception as error:  # a plug-in may have anything as its variants or settings
                 title = f"{registry.KINDS[kind]} {name!r}"
                 lines = [f"broken: {title} cannot be described: {type(error).__name__}: {error}"]
             for index, line in enumerate(lines):
                 table.add_row("" if index else name, escape(line))
-        if fitting is not None:
-            table.add_row("", escape(fitting))
         console.print(table)
         console.print()
     return 0
+
+
+def _chosen(what: str | None) -> Mapping[str, Mapping[str, Any]]:
+    """What to list, by kind and name. Raises OperatorError."""
+    if what is None:
+        return {kind: registry.survey(kind) for kind in registry.KINDS}
+    if what in registry.KINDS:
+        return {what: registry.survey(what)}
+    surveys = {kind: registry.survey(kind) for kind in registry.KINDS}
+    named = {kind: {what: survey[what]} for kind, survey in surveys.items() if what in survey}
+    if named or registry.is_file(what):
+        return named or {"systems": {(found := registry.load("systems", what)).name: found}}
+    known = [*registry.KINDS, *(name for survey in surveys.values() for name in survey)]
+    raise OperatorError(
+        f"nothing is named {what!r}{nearest(what, known)}: harness list shows all names, and harness list FILE.py the "
+        "system in a file"
+    )
 
 
 def _fitting(system_class: Any) -> str | None:

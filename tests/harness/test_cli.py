@@ -266,6 +266,30 @@ def test_list_says_which_workloads_a_client_supports(
     assert done.returncode == 0 and [line.strip() for line in done.stdout.splitlines()][2] == expected, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("what", "titles", "names"),
+    [
+        ("clusters", ["clusters"], ["netns", "local"]),
+        ("partition", ["nemeses"], ["partition"]),
+        ("etcd", ["systems"], ["etcd"]),
+    ],
+)
+def test_list_takes_a_kind_or_a_name(
+    what: str, titles: list[str], names: list[str], tmp_path: Path, harness_here: Here
+) -> None:
+    done = harness_here("list", what, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first_words = [line.split()[0] for line in done.stdout.splitlines() if line.strip() and not line.startswith(" ")]
+    assert [word for word in first_words if word in registry.KINDS] == titles
+    assert set(names) <= set(first_words) and "register" not in first_words
+
+
+def test_list_refuses_a_name_that_nothing_has(tmp_path: Path, harness_here: Here) -> None:
+    done = harness_here("list", "partitoin", cwd=tmp_path)
+    assert done.returncode == 254 and done.stderr.count("\n") == 1
+    assert "nothing is named 'partitoin' (did you mean partition?)" in done.stderr
+
+
 def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path, harness_here: Here) -> None:
     result = harness_here("clean", "--run", "20200101T000000-nobody", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
