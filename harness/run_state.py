@@ -223,8 +223,7 @@ def _claim_directory(path: str) -> None:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        is_blocked = os.path.lexists(path) and not os.path.isdir(path)
-        if isinstance(error, FileExistsError) and error.filename == path and not is_blocked:
+        if isinstance(error, FileExistsError) and error.filename == path and not _is_in_the_way(path):
             raise FileNotFoundError(path) from None  # it existed for mkdir, then not, and perhaps again by now
         raise StateError(f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
     status = os.lstat(path)
@@ -234,6 +233,14 @@ def _claim_directory(path: str) -> None:
         raise StateError(f"{path} belongs to user {status.st_uid}: remove it or set {STATE_DIR_VARIABLE}")
     if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
+
+
+def _is_in_the_way(path: str) -> bool:
+    """Whether `path` exists and is no directory: decided by one look, between two of which it may come or go."""
+    try:
+        return not stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def state_roots() -> list[str]:

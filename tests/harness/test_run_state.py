@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -323,6 +324,33 @@ def test_a_state_directory_that_vanishes_during_creation_is_made_again(
     assert left == [0]
     assert load_run(run.path).is_live
     assert os.listdir(root) == ["r1.jsonl"]
+
+
+def test_a_directory_that_is_removed_while_it_is_examined_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It exists for mkdir, not right after, again when it is examined, and not at a second look."""
+    root = tmp_path / "states"
+    makedirs, lstat = os.makedirs, os.lstat
+    steps = iter(["makedirs", "lstat"])
+
+    def exists_for_mkdir(path: str, **options: Any) -> None:
+        if next(steps, None) == "makedirs":
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        makedirs(path, **options)
+
+    def exists_for_one_look(path: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path) == str(root) and next(steps, None) == "lstat":
+            root.mkdir()
+            seen = lstat(path)
+            root.rmdir()
+            return seen
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "makedirs", exists_for_mkdir)
+    monkeypatch.setattr(os, "lstat", exists_for_one_look)
+    assert RunState.create("one", state_root=str(root)).close()
+    assert next(steps, None) is None
 
 
 def test_concurrently_created_and_closed_states_do_not_disturb_one_another(tmp_path: Path) -> None:
