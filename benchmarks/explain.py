@@ -33,7 +33,7 @@ import harness.systems.broker
 import node.serving
 from benchmarks._runs import checked_out_commit
 from harness.execution import Parts
-from harness.exploration.continuations import Branch, Passage, follow
+from harness.exploration.continuations import Branch, Intervention, Passage, follow
 from harness.exploration.deciding import Deciding, Jump, Search, decide, violations_of
 from harness.exploration.mutants import SCENARIOS, report_mutant
 from harness.exploration.rehearsal import parts_of
@@ -55,6 +55,9 @@ down to a five-hundredth."""
 
 NEAR_S = 1.0
 """Largest distance that counts as near."""
+
+CURVES = {Intervention.NONE: "planned", Intervention.HEAL: "healed", Intervention.END_LOAD: "load ended"}
+"""The curves in the table."""
 
 
 def cure() -> None:
@@ -181,7 +184,7 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
     if found.jump is not None:
         one, other = found.jump.before, found.jump.after
         result |= {
-            "jump_s": [one.at_s, other.at_s], "has_faults": one.has_faults, "fails": [one.fails, other.fails],
+            "jump_s": [one.at_s, other.at_s], "intervention": one.intervention, "fails": [one.fails, other.fails],
             "account": [happening.text for happening in found.account],
         }  # fmt: skip
         if mistake is not None:
@@ -192,14 +195,14 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
 def _curves(found: Deciding) -> dict[str, str]:
     """The number of failing and of all continuations, by the moment (s) at which they branch off."""
     return {
-        name: ", ".join(f"{each.at_s:.4f}: {each.fails}/{each.runs}" for each in found.curve(has_faults=has_faults))
-        for name, has_faults in (("planned", True), ("healed", False))
+        name: ", ".join(f"{each.at_s:.4f}: {each.fails}/{each.runs}" for each in found.curve(intervention))
+        for intervention, name in CURVES.items()
     }
 
 
 def _between(found: Deciding, jump: Jump, mistake_s: float) -> dict[str, int]:
     """The outcomes of continuations that branch off after the mistake and no later than the begin of the jump."""
-    points = found.curve(has_faults=jump.before.has_faults)
+    points = found.curve(jump.before.intervention)
     inside = [point for point in points if mistake_s <= point.at_s <= jump.before.at_s]
     return {"runs": sum(point.runs for point in inside), "fails": sum(point.fails for point in inside)}
 
@@ -219,11 +222,16 @@ def distance_s(result: Mapping[str, Any]) -> float | None:
 
 
 def after_start_s(result: Mapping[str, Any]) -> float | None:
-    """If nearly every run fails without any fault, how long (s) after the run's beginning the mistake was made at the
-    latest: then the start of the program decides. None for other runs."""
+    """If nearly every run fails without faults and load, how long (s) after the run's beginning the mistake was made at
+    the latest: then the start of the program decides. None for other runs."""
     if result.get("jump_s") is not None or result.get("mistake_s") is None or "begin_s" not in result:
         return None
-    return float(result["mistake_s"][1] - result["begin_s"]) if result["points"] == 1 else None
+    return float(result["mistake_s"][1] - result["begin_s"]) if _fails_always(result) else None
+
+
+def _fails_always(result: Mapping[str, Any]) -> bool:
+    """Whether nothing was examined but the beginnings of the curves without faults and without load."""
+    return result.get("jump_s") is None and int(result["points"]) <= 2
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -236,9 +244,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "Each [mutant](mutants.md) is run under its scenario and [explained](explain.md), with its first failing seed,",
         "which is 1 unless given. *Mistake*: the latest moment at which removing the mutant from the run, all else",
         "being equal, still prevents the violation; found by bisection, without other randomness. *Decided*: where the",
-        "curve jumps, with the planned faults or with faults healed. *Apart*: the largest possible distance between",
-        "these two, wherever in their intervals they lie. Times are seconds of the run; processor times are of one",
-        "core. Rows without figures were not run.",
+        "curve jumps, with the planned faults, with faults healed, or with the load ended too. *Apart*: the largest",
+        "possible distance between these two, wherever in their intervals they lie. Times are seconds of the run;",
+        "processor times are of one core. Rows without figures were not run.",
         "",
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -261,14 +269,14 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"| {'at its end' if result['seen_s'] is None else format(result['seen_s'], '.3f')} "
             f"| {'from the start' if mistake is None else f'{mistake[0]:.3f}–{mistake[1]:.3f}'} "
             f"| {'no moment' if jump is None else f'{jump[0]:.4f}–{jump[1]:.4f}'} "
-            f"| {'' if jump is None else 'planned' if result['has_faults'] else 'healed'} "
+            f"| {'' if jump is None else CURVES[Intervention(result['intervention'])]} "
             f"| {'' if apart is None else f'{apart:.3f} s'} | {result['continuations']} | {result['processor_s']:.0f} |"
         )
     lines += ["", f"Within a second of the mistake: {near} of {judged}."]
     if started:
         lines[-1] += (
-            f" In {started} more nearly every run fails without any fault: the only deciding moment is the start of the"
-            f" program, which is also within a second of the mistake; with them {near + started} of {judged}."
+            f" In {started} more nearly every run fails without faults and load: the only deciding moment is the start"
+            f" of the program, which is also within a second of the mistake; with them {near + started} of {judged}."
         )
     lines += [*_reasons(results), ""]
     return "\n".join([*lines, *_measured_on(results), ""])
@@ -306,10 +314,12 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         apart = distance_s(result)
         if apart is None:
-            if result["points"] == 1:  # the point of runs without any fault
+            if _fails_always(result):
                 lines += ["", f"{name}: {_without_moment(result, mistake)}"]
         elif apart > NEAR_S:
-            until = "as planned" if result["has_faults"] else "healed"
+            until = {"none": "as planned", "heal": "healed", "end-load": "healed and the load ended"}[
+                result["intervention"]
+            ]
             faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
             at_jump = f"before the jump {result['fails'][0]}, after it {result['fails'][1]} of {result['runs']} fail"
             there = f"Events there: {'; '.join(faults_first[:3])}."
@@ -332,7 +342,7 @@ def _without_moment(result: Mapping[str, Any], mistake: Sequence[float]) -> str:
     shown = "at its end"
     if result["seen_s"] is not None:
         shown = f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake"
-    words = f"no moment decides it: nearly every run fails without any fault, {shown}."
+    words = f"no moment decides it: nearly every run fails without faults and load, {shown}."
     after_s = after_start_s(result)
     return words if after_s is None else f"{words} The mistake happens at the latest {after_s:.3f} s after the start."
 

@@ -170,6 +170,10 @@ class Run:
     """Random streams of the clients."""
     _faults: asyncio.Task[None] | None = None
     """The task that performs the schedule, while it runs."""
+    _load: Workers | None = None
+    """The workers of the load, from its beginning on."""
+    _has_load: bool = True
+    """Whether the load is performed, unless it has begun."""
     _readers: Workers | None = None
     """The workers of the final reads, while they run."""
     _next_process: int = 0
@@ -340,7 +344,9 @@ class Run:
         load: Generator = self.workload.generator()
         if self.test.rate > 0:
             load = Stagger(self.test.rate, load)
-        workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
+        workers = self._load = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
+        if not self._has_load:
+            workers.stop()
         rng = seeded(f"{self.test.seed}/nemesis")
         async with _watching(self._target.triggers, self.schedule), asyncio.TaskGroup() as group:
             faults = self._faults = group.create_task(
@@ -360,6 +366,12 @@ class Run:
         self.schedule = Schedule(())
         if self._faults is not None:
             self._faults.cancel()
+
+    def end_load(self) -> None:
+        """Invoke no further operation of the load; open ones are waited for. May be called before the load."""
+        self._has_load = False
+        if self._load is not None:
+            self._load.stop()
 
     @contextlib.asynccontextmanager
     async def _following_leaders(self) -> AsyncIterator[None]:

@@ -2,8 +2,8 @@
 
 A simulation cannot be saved and loaded, but its process can be forked. One process, the *course*, repeats the run. At
 each requested moment it forks a child for each seed. The child reseeds every stream of random numbers (network, disks,
-elections, clients) and goes on, with the faults as planned or with none, until the symptom shows or its time is over.
-So no part of the run is simulated twice.
+elections, clients) and goes on until the symptom shows or its time is over: as planned, or with an intervention, which
+heals all faults and may end the load too. So no part of the run is simulated twice.
 
 The course is a child of the caller, to which it reports the fate of each continuation through a pipe. Each process dies
 with the one that forked it.
@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from harness.runtime import harness_runtime
 from harness.scratch import scratch_directory
 from harness.signals import fork
 
-__all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Passage", "Symptom", "follow"]
+__all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Intervention", "Passage", "Symptom", "follow"]
 
 OWN_DIRECTORY = "/proc/self/cwd"
 """Where hosts keep their files. The path resolves to each process's own directory, even after a fork, so that no part
@@ -54,6 +55,17 @@ RECOVERY_TIMEOUT_SHARE = 1 / 3
 stuck recovers within seconds of the 60; waiting for all of them would take longer than the load."""
 
 INVARIANTS, ONLINE = "invariants", "online"
+
+
+class Intervention(StrEnum):
+    """What a continuation changes besides the randomness."""
+
+    NONE = "none"
+    """Faults and load go on as planned."""
+    HEAL = "heal"
+    """All faults are healed, and no other follows."""
+    END_LOAD = "end-load"
+    """The same, and the clients invoke no further operations; those that are open are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +99,7 @@ class Branch:
     """A moment (seconds on the history's clock) at which continuations branch off, one for each seed."""
 
     at_s: float
-    has_faults: bool = True
-    """Whether faults occur as planned; otherwise all are healed at that moment and no other follows."""
+    intervention: Intervention = Intervention.NONE
     seeds: Sequence[int | None] = ()
     """None keeps the run's own randomness: nothing is reseeded."""
     act: Callable[[], None] | None = None
@@ -320,8 +331,10 @@ class _Conductor:
                 os.chdir(directory)
                 self._loop.continue_forked(seed)
                 self._run.recovery_timeout_s *= RECOVERY_TIMEOUT_SHARE
-                if not branch.has_faults:
+                if branch.intervention is not Intervention.NONE:
                     self._run.end_faults()
+                if branch.intervention is Intervention.END_LOAD:
+                    self._run.end_load()
                 self._look()
                 return
             self._forked.add(pid)

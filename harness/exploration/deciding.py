@@ -6,11 +6,13 @@ decided the violation. New moments are chosen where the curve rises: the steepes
 repeatedly.
 
 If the same faults make nearly every run fail whatever else happens, that curve shows nothing more. Then a second curve
-is made of continuations in which all faults are healed at the moment and none follows.
+is made of continuations in which all faults are healed at the moment and none follows. If nearly every run fails
+without any fault, or neither curve has a deciding moment, a third one is made of continuations in which the load ends
+at that moment too: its rise is the moment from which on it is too late to send no more.
 
 The violation is the first that is visible during the run, to the invariants or to the workload's online checker; else
 one that a check finds after the run, or that its replicas are stuck. A violation that nearly every run shows without
-any fault was not decided at any moment; then the next violation is examined.
+any fault and without any load was not decided at any moment; then the next violation is examined.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from harness.clusters.sim.loop import START_S
 from harness.errors import OperatorError
 from harness.execution import Parts
 from harness.exploration.account import Happening
-from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Fate, Passage, Symptom, follow
+from harness.exploration.continuations import (
+    INVARIANTS,
+    ONLINE,
+    Branch,
+    Course,
+    Fate,
+    Intervention,
+    Passage,
+    Symptom,
+    follow,
+)
 from harness.exploration.symptoms import STUCK, stuck_reason
 from harness.history_writer import read_history
 from harness.report.checks import timed_violations
@@ -77,7 +89,7 @@ SURE = 0.5
 """Least rise that counts as a decision."""
 
 ALWAYS = 0.9
-"""If this share of the runs fails without any fault, no moment counts as deciding the violation."""
+"""If this share of the runs fails whatever happens after a curve's first moment, the curve has no deciding moment."""
 
 FIRST_SHARE = 3
 """Each moment first gets one part in this many of the continuations. At most moments these all agree, so that more
@@ -94,7 +106,10 @@ FEWEST_CONFIRMING = 10
 """Least continuations with fresh seeds that confirm the result first: if none of these fails before the interval and
 all fail after it, it is no accident, and the rest would not change that."""
 
-WITH_FAULTS, WITHOUT_FAULTS = True, False
+SAID = {
+    Intervention.NONE: "the same faults", Intervention.HEAL: "no faults", Intervention.END_LOAD: "no faults or load"
+}  # fmt: skip
+"""The interventions in the messages of a search."""
 
 LOAD_BEGINS_S = 0.0
 """When the load begins, in the test's time. Before it the cluster starts."""
@@ -121,7 +136,7 @@ class Point:
     """A moment of a curve, and the outcomes of the continuations from there."""
 
     at_s: float
-    has_faults: bool
+    intervention: Intervention
     fails: int = 0
     holds: int = 0
     undecided: int = 0
@@ -196,7 +211,7 @@ class Deciding:
         """The content of explain.json."""
         jump = None if self.jump is None else {
             "before_s": self.jump.before.at_s, "after_s": self.jump.after.at_s,
-            "has_faults": self.jump.before.has_faults,
+            "intervention": self.jump.before.intervention,
         }  # fmt: skip
         return {
             "violation": asdict(self.violation), "seed": self.seed, "runs": self.runs, "begin_s": self.begin_s,
@@ -206,12 +221,12 @@ class Deciding:
         }  # fmt: skip
 
     def curve_points(self) -> list[Point]:
-        """The points of both curves."""
-        return [*self.curve(has_faults=WITH_FAULTS), *self.curve(has_faults=WITHOUT_FAULTS)]
+        """The points of all curves, curve by curve."""
+        return [point for intervention in Intervention for point in self.curve(intervention)]
 
-    def curve(self, *, has_faults: bool) -> list[Point]:
+    def curve(self, intervention: Intervention) -> list[Point]:
         """The points of one curve, in order of time."""
-        return sorted((one for one in self.points if one.has_faults is has_faults), key=lambda one: one.at_s)
+        return sorted((one for one in self.points if one.intervention is intervention), key=lambda one: one.at_s)
 
 
 def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) -> list[Violation]:
@@ -315,14 +330,14 @@ class _Decider:
             for name in ("continuation", "confirmation")
         )
 
-    def add(self, moments: Sequence[float], *, has_faults: bool, is_coarse: bool = False) -> None:
+    def add(self, moments: Sequence[float], intervention: Intervention, *, is_coarse: bool = False) -> None:
         """Perform the continuations from these moments, of at most `left` of them."""
-        known = {point.at_s for point in self._found.curve(has_faults=has_faults)}
+        known = {point.at_s for point in self._found.curve(intervention)}
         moments = [at_s for at_s in moments if at_s not in known][: self.left]
         if not moments:
             return
         self.left -= len(moments)
-        points = [Point(at_s=at_s, has_faults=has_faults) for at_s in moments]
+        points = [Point(at_s=at_s, intervention=intervention) for at_s in moments]
         self._found.points += points
         first = self._first
         if is_coarse:
@@ -331,20 +346,19 @@ class _Decider:
             first = max(first, FEWEST_FIRST)
             self._finer += points
             self._perform(points, self._seeds[:first])
-            while short := self._with_too_few(has_faults=has_faults):
+            while short := self._with_too_few(intervention):
                 self._perform(short, self._seeds[first:])
-        curve = self._found.curve(has_faults=has_faults)
+        curve = self._found.curve(intervention)
         jump = best_jump(curve)
         if jump is not None:
-            kind = "the same faults" if has_faults else "no faults"
             self._search.say(
-                f"{kind}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
+                f"{SAID[intervention]}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
                 f"failing between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
             )
 
-    def _with_too_few(self, *, has_faults: bool) -> list[Point]:
+    def _with_too_few(self, intervention: Intervention) -> list[Point]:
         """Finer moments at the ends of a rise whose first continuations disagree, and which have not had the rest."""
-        curve = self._found.curve(has_faults=has_faults)
+        curve = self._found.curve(intervention)
         rises = [pair for pair in pairwise(curve) if pair[1].share - pair[0].share > NOISE]
         jump = best_jump(curve)
         if jump is not None:
@@ -353,66 +367,80 @@ class _Decider:
         return [
             point
             for point in self._finer
-            if point.has_faults is has_faults and point.at_s in deciding and 0 < point.fails < point.runs
+            if point.intervention is intervention and point.at_s in deciding and 0 < point.fails < point.runs
             and point.runs + point.undecided < len(self._seeds)
         ]  # fmt: skip
 
     def _perform(self, points: Sequence[Point], seeds: Sequence[int]) -> None:
         if not points or not seeds:
             return
-        branches = [Branch(at_s=point.at_s, has_faults=point.has_faults, seeds=seeds) for point in points]
+        branches = [Branch(at_s=point.at_s, intervention=point.intervention, seeds=seeds) for point in points]
         for fate in self._pass(branches).fates:
             points[fate.branch].add(fate)
 
-    def refine(self, *, has_faults: bool, reserve: int) -> None:
+    def refine(self, intervention: Intervention, *, reserve: int) -> None:
         """Subdivide the rises of the curve until none is left to subdivide; leaves `reserve` moments unused."""
-        while moments := next_moments(
-            self._found.curve(has_faults=has_faults), max(0, min(self._cuts, self.left - reserve))
-        ):
-            self.add(moments, has_faults=has_faults)
+        while moments := next_moments(self._found.curve(intervention), max(0, min(self._cuts, self.left - reserve))):
+            self.add(moments, intervention)
 
     def search(self) -> Jump | None:
         """The deciding interval; None if there is none."""
         found = self._found
-        self.add([found.begin_s], has_faults=WITHOUT_FAULTS, is_coarse=True)
+        self.add([found.begin_s], Intervention.HEAL, is_coarse=True)
         if found.points[0].share >= ALWAYS:
-            return None
-        load_s = self._parts.test.time_limit_s if found.violation.at_s is None else None
-        coarse = coarse_moments(found.begin_s, found.end_s, load_s=load_s)
+            return self._search_load()
+        coarse = self._coarse()
         order = self._order([at_s for at_s in coarse if at_s <= LOAD_BEGINS_S])
-        for has_faults in order:
-            self.add(coarse, has_faults=has_faults, is_coarse=True)
-            first = best_jump(found.curve(has_faults=has_faults))
+        for intervention in order:
+            self.add(coarse, intervention, is_coarse=True)
+            first = best_jump(found.curve(intervention))
             # An unclear rise is not worth the moments that the other curve needs.
-            is_doubtful = has_faults is not order[-1] and (first is None or first.rise < MOST)
-            jump = self._settle(has_faults=has_faults, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
+            is_doubtful = intervention is not order[-1] and (first is None or first.rise < MOST)
+            jump = self._settle(intervention, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
             if jump is not None and is_doubtful:  # the other curve does not need them any more
-                jump = self._settle(has_faults=has_faults, reserve=0) or jump
+                jump = self._settle(intervention, reserve=0) or jump
             if jump is not None:
                 return jump
-        return None
+        return self._search_load()
 
-    def _order(self, start: Sequence[float]) -> Sequence[bool]:
+    def _search_load(self) -> Jump | None:
+        """The deciding interval of the curve of continuations without faults whose load ends; None if there is none."""
+        self.add([self._found.begin_s], Intervention.END_LOAD, is_coarse=True)
+        curve = self._found.curve(Intervention.END_LOAD)
+        if not curve or curve[0].share >= ALWAYS:
+            return None
+        self.add(self._coarse(), Intervention.END_LOAD, is_coarse=True)
+        curve = self._found.curve(Intervention.END_LOAD)
+        if curve[-1].share - curve[0].share < SURE:  # flat, so that its rises are chance
+            return None
+        return self._settle(Intervention.END_LOAD, reserve=0)
+
+    def _coarse(self) -> list[float]:
+        found = self._found
+        load_s = self._parts.test.time_limit_s if found.violation.at_s is None else None
+        return coarse_moments(found.begin_s, found.end_s, load_s=load_s)
+
+    def _order(self, start: Sequence[float]) -> Sequence[Intervention]:
         """The order of the curves, by the curve with faults at `start`, the moments until the load begins.
 
         If the faults make every run fail from there, their curve has no rise to look for. If they make many runs fail
         by the beginning of the load, a rise before it only tells who led by then, and one after it is of the remaining
         runs; the curve without faults, which shows when healing is too late, says more.
         """
-        self.add(start[:1], has_faults=WITH_FAULTS, is_coarse=True)
-        if any(point.share >= ALWAYS for point in self._found.curve(has_faults=WITH_FAULTS)):
-            return (WITHOUT_FAULTS,)
-        self.add(start, has_faults=WITH_FAULTS, is_coarse=True)
-        if any(point.share > NOISE for point in self._found.curve(has_faults=WITH_FAULTS)):
-            return WITHOUT_FAULTS, WITH_FAULTS
-        return WITH_FAULTS, WITHOUT_FAULTS
+        self.add(start[:1], Intervention.NONE, is_coarse=True)
+        if any(point.share >= ALWAYS for point in self._found.curve(Intervention.NONE)):
+            return (Intervention.HEAL,)
+        self.add(start, Intervention.NONE, is_coarse=True)
+        if any(point.share > NOISE for point in self._found.curve(Intervention.NONE)):
+            return Intervention.HEAL, Intervention.NONE
+        return Intervention.NONE, Intervention.HEAL
 
-    def _settle(self, *, has_faults: bool, reserve: int) -> Jump | None:
+    def _settle(self, intervention: Intervention, *, reserve: int) -> Jump | None:
         """The deciding interval of one curve; None if there is none. Both its ends have all their continuations, and
         further ones confirm the rise between them."""
         while True:
-            self.refine(has_faults=has_faults, reserve=reserve)
-            jump = best_jump(self._found.curve(has_faults=has_faults))
+            self.refine(intervention, reserve=reserve)
+            jump = best_jump(self._found.curve(intervention))
             if jump is None or jump.rise < SURE:
                 return None
             short = [point for point in (jump.before, jump.after) if point.runs + point.undecided < len(self._seeds)]
@@ -423,7 +451,9 @@ class _Decider:
 
     def _shows_again(self, jump: Jump) -> bool:
         """Whether continuations with fresh seeds show the rise too; by the others it was the steepest of many pairs."""
-        before, after = points = [Point(at_s=end.at_s, has_faults=end.has_faults) for end in (jump.before, jump.after)]
+        before, after = points = [
+            Point(at_s=end.at_s, intervention=end.intervention) for end in (jump.before, jump.after)
+        ]
         first = max(-(-len(self._fresh_seeds) // FIRST_SHARE), FEWEST_CONFIRMING)
         self._perform(points, self._fresh_seeds[:first])
         if before.fails or after.holds or before.undecided or after.undecided:  # else the result is already clear

@@ -31,6 +31,13 @@ CLOSE_WIDTHS = 12.0
 ALWAYS = 0.9
 """Share of failing runs from which on nearly all count as failing."""
 
+PLANNED, HEALED, NO_LOAD = CURVES = "planned", "healed", "no-load"
+"""The curves, as the report's styles name them: with the planned faults, with faults healed at the moment, and with the
+load ended at it too."""
+
+_CURVE_OF = {"none": PLANNED, "heal": HEALED, "end-load": NO_LOAD}
+"""The curve of each intervention."""
+
 
 def _is_moment(value: Any) -> TypeGuard[float]:
     """Whether `value` can be a moment (s) of a run."""
@@ -52,11 +59,18 @@ class _Point(NamedTuple):
         return self.fails / self.runs if self.runs else 0.0
 
 
-def _points(explanation: Mapping[str, Any], *, has_faults: bool) -> list[_Point]:
+def _curve_of(one: Mapping[str, Any]) -> str | None:
+    """The curve of a point, or of the jump; explanations used to say only whether there were faults."""
+    if isinstance(has_faults := one.get("has_faults"), bool):
+        return PLANNED if has_faults else HEALED
+    return _CURVE_OF.get(str(one.get("intervention")))
+
+
+def _points(explanation: Mapping[str, Any], curve: str) -> list[_Point]:
     found = []
     points = explanation.get("points")
     for one in points if isinstance(points, list) else ():
-        if not isinstance(one, Mapping) or one.get("has_faults") is not has_faults:
+        if not isinstance(one, Mapping) or _curve_of(one) != curve:
             continue
         at_s, fails, holds = (one.get(name) for name in ("at_s", "fails", "holds"))
         if _is_moment(at_s) and _is_count(fails) and _is_count(holds) and fails + holds > 0:
@@ -77,68 +91,88 @@ def jump_of(explanation: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
     """What the curves show, in sentences."""
-    planned, healed = (_points(explanation, has_faults=has_faults) for has_faults in (True, False))
-    moment, jump = jump_of(explanation), explanation.get("jump")
     violation = explanation.get("violation")
     words = clip(violation.get("text") or "", 300) if isinstance(violation, Mapping) else ""
     found = [f"Violation explained: {words}"] if words else []
+    curves = {name: points for name in CURVES if (points := _points(explanation, name))}
+    moment, jump = jump_of(explanation), explanation.get("jump")
     if moment is None or not isinstance(jump, Mapping):
-        if explanation.get("is_interrupted") is True and (healed or planned):
-            return [*found, _interrupted(planned, healed)]
-        first = healed[:1] or planned[:1]
-        if first and first[0].share >= ALWAYS and healed:
-            if _fails_mostly(first[0]):
-                return [*found, f"No moment decides it: without any faults, {_of(first[0])} runs fail from the start."]
-            few = f"Too few runs to tell: without any faults, {_of(first[0])} runs fail from the start"
-            return [*found, f"{few}. Raise --runs."]
-        curve = healed or planned
-        if not curve:
-            return [*found, "No continuations were run."]
-        if explanation.get("is_cut_short") is True:
-            return [*found, "No deciding moment was found within the limit of moments to examine. Raise --points."]
-        return [
-            *found,
-            f"No moment decides it: {_of(curve[0])} runs fail at first, {_of(curve[-1])} at last, without a jump.",
-        ]
+        return [*found, _without_moment(explanation, curves)]
     before_s, after_s = moment
-    curve = planned if jump.get("has_faults") is True else healed
-    one = next((point for point in curve if point.at_s == before_s), None)
-    other = next((point for point in curve if point.at_s == after_s), None)
     between = f"between {_moment(before_s)} and {_moment(after_s)}"
-    if one is None or other is None:
+    name = _curve_of(jump)
+    ends = {point.at_s: point for point in curves.get(name or "", ())}
+    one, other = ends.get(before_s), ends.get(after_s)
+    if name is None or one is None or other is None:
         return [*found, f"Decided {between}."]
-    if jump.get("has_faults") is True:
-        found.append(
-            f"Decided {between}: of the runs that repeat this one up to the first moment and continue with a "
-            f"different seed and the same faults, {_of(one)} fail; from the second moment, {_of(other)}."
-        )
-        return found
-    if planned and _fails_mostly(planned[0]):
-        found.append(
+    goes_on = {PLANNED: "the same faults", HEALED: "no faults", NO_LOAD: "neither faults nor further operations"}[name]
+    return [
+        *found,
+        *([] if name == PLANNED else _on_faults(curves)),
+        *([_on_load(curves)] if name == NO_LOAD and HEALED in curves else []),
+        f"Decided {between}: of the runs that repeat this one up to the first moment and continue with a different "
+        f"seed and {goes_on}, {_of(one)} fail; from the second moment, {_of(other)}.",
+    ]
+
+
+def _without_moment(explanation: Mapping[str, Any], curves: Mapping[str, Sequence[_Point]]) -> str:
+    """Why there is no deciding moment."""
+    if not curves:
+        return "No continuations were run."
+    if explanation.get("is_interrupted") is True:
+        return _interrupted(curves)
+    is_cut_short = explanation.get("is_cut_short") is True
+    # Without the third curve, for which no moments were left, a second one that begins high says nothing yet.
+    firsts = [(NO_LOAD, "without faults and load"), *([] if is_cut_short else [(HEALED, "without any faults")])]
+    for name, without in firsts if len(curves.get(NO_LOAD, ())) <= 1 else ():
+        if name not in curves or curves[name][0].share < ALWAYS:
+            continue
+        if _fails_mostly(curves[name][0]):
+            return f"No moment decides it: {without}, {_of(curves[name][0])} runs fail from the start."
+        return f"Too few runs to tell: {without}, {_of(curves[name][0])} runs fail from the start. Raise --runs."
+    if is_cut_short:
+        return "No deciding moment was found within the limit of moments to examine. Raise --points."
+    curve = curves.get(HEALED) or next(iter(curves.values()))
+    if len(curve) == 1:
+        curve = max(curves.values(), key=len)
+    return f"No moment decides it: {_of(curve[0])} runs fail at first, {_of(curve[-1])} at last, without a jump."
+
+
+def _on_faults(curves: Mapping[str, Sequence[_Point]]) -> list[str]:
+    """What the curve with the planned faults shows if it has no deciding moment."""
+    planned = curves.get(PLANNED)
+    if not planned:
+        return []
+    if _fails_mostly(planned[0]):
+        return [
             f"The faults decide it: with the same faults and a different seed from the start, {_of(planned[0])} runs "
             "fail."
-        )
-    elif (load := next((point for point in planned if point.at_s == 0.0), None)) is not None and _fails_mostly(load):
-        found.append(
+        ]
+    load = next((point for point in planned if point.at_s == 0.0), None)
+    if load is not None and _fails_mostly(load):
+        return [
             f"The faults decide it: with the same faults and a different seed from the beginning of the load, "
             f"{_of(load)} runs fail; from the start, {_of(planned[0])}."
-        )
-    elif planned:  # the curve is flat, or has too few runs
-        found.append(
-            f"With the same faults and a different seed from the start, {_of(planned[0])} runs fail, and no deciding "
-            "moment was found."
-        )
-    found.append(
-        f"Decided {between}: of the runs that repeat this one up to the first moment and continue with a different "
-        f"seed and no faults, {_of(one)} fail; from the second moment, {_of(other)}."
-    )
-    return found
+        ]
+    return [  # the curve is flat, or has too few runs
+        f"With the same faults and a different seed from the start, {_of(planned[0])} runs fail, and no deciding "
+        "moment was found."
+    ]
 
 
-def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
+def _on_load(curves: Mapping[str, Sequence[_Point]]) -> str:
+    """What the curve without faults shows if the one whose load ends has the deciding moment."""
+    first = curves[HEALED][0]
+    if _fails_mostly(first):
+        return f"The load alone decides it: without any faults, {_of(first)} runs fail from the start."
+    return f"Without any faults, {_of(first)} runs fail from the start, and no deciding moment was found."
+
+
+def _interrupted(curves: Mapping[str, Sequence[_Point]]) -> str:
     """What is known of a search that was interrupted."""
-    looked = f"Interrupted after examining {plural(len(planned) + len(healed), 'moment')}"
-    curve = healed if len(healed) > 1 else planned
+    looked = f"Interrupted after examining {plural(sum(map(len, curves.values())), 'moment')}"
+    curve: Sequence[_Point] = next((curves[name] for name in (NO_LOAD, HEALED) if len(curves.get(name, ())) > 1), ())
+    curve = curve or curves.get(PLANNED, ())
     rises = [ends for ends in pairwise(curve) if ends[0].share < ends[1].share]
     if not rises:
         return f"{looked}: no deciding moment found so far."
@@ -168,8 +202,7 @@ def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | Non
     """The template's variables; None if there is nothing to show."""
     if explanation is None:
         return None
-    curves = [(name, _points(explanation, has_faults=has)) for name, has in (("planned", True), ("healed", False))]
-    curves = [(name, points) for name, points in curves if points]
+    curves = [(name, points) for name in CURVES if (points := _points(explanation, name))]
     if not curves:
         return None
     every = [point.at_s for _, points in curves for point in points]

@@ -6,6 +6,7 @@ from typing import Any
 
 from node.client import BrokerClient
 from node.client.errors import ClientError
+from node.client.results import SendResult
 from node.mutants.catalogue import check_mutant
 from node.mutants.parts import replace
 
@@ -16,7 +17,7 @@ def mutate_client(name: str, client: BrokerClient) -> None:
     """Put the mutant `name` into a client. Does nothing for "none" and for mutants of nodes."""
     if check_mutant(name) == "indefinite-as-definite":
 
-        async def send(self: BrokerClient, *arguments: Any, **options: Any) -> Any:
+        async def send(self: BrokerClient, *arguments: Any, **options: Any) -> SendResult:
             try:
                 return await BrokerClient.send(self, *arguments, **options)
             except ClientError as error:

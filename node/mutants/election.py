@@ -9,6 +9,7 @@ from node.dledger.document import encode_document
 from node.dledger.elector import LeaderElector
 from node.dledger.leadership import ConfirmationCallback, Leadership
 from node.dledger.member_state import MemberState
+from node.dledger.rpc import VoteResult
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
 from node.runtime import Clock
@@ -53,7 +54,7 @@ def vote_without_fsync(ledger: DLedgerServer) -> None:
 
 
 def vote_for_shorter_log(ledger: DLedgerServer) -> None:
-    def judge_log(self: LeaderElector, ledger_end_term: int, ledger_end_index: int) -> None:
+    def judge_log(self: LeaderElector, ledger_end_term: int, ledger_end_index: int) -> VoteResult | None:
         return None
 
     replace(ledger.elector, judge_log=judge_log)

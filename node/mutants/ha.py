@@ -70,8 +70,8 @@ def ack_before_slave_syncs(ledger: HaLedger) -> None:
 class _Credulous(Replica):
     """Requests the position after its end and appends what arrives, as RocketMQ's slave does."""
 
-    def __init__(self, log: CopyLog, *, compare_bytes: int = 0) -> None:
-        super().__init__(log, compare_bytes=0)
+    def __init__(self, log: CopyLog, *, compare_bytes: int, master_begin: int) -> None:
+        super().__init__(log, compare_bytes=0, master_begin=master_begin)
         self.is_compared = True
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
 from node.broker.message_store import MessageStore
-from node.broker.pop import PopProcessor
-from node.broker.pop_checkpoints import OpenCheckpoints
+from node.broker.pop import PopProcessor, _Lot
+from node.broker.pop_checkpoints import OpenCheckpoints, QueueOfGroup
 from node.broker.role import RoleChangeHandler
 from node.broker.timers import OpenTimers
 from node.mutants.parts import replace
@@ -59,9 +59,9 @@ def duplicate_apply(broker: BrokerController) -> None:
 
 
 def pop_without_checkpoint(broker: BrokerController) -> None:
-    def _write(self: PopProcessor, request: Any, key: Any, lot: Any, *rest: Any) -> Any:
+    def _write(self: PopProcessor, request: Any, key: QueueOfGroup, lot: _Lot, *rest: Any) -> tuple[_Lot, int]:
         self.commit(key, lot.offsets[-1] + 1)
-        return lot
+        return lot, -1
 
     replace(broker._pops, _write=_write)
 

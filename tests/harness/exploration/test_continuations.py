@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from checker.faults import NEMESIS
 from harness.errors import HarnessError
 from harness.execution import Parts
 from harness.exploration import continuations
-from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Passage, Symptom, follow
+from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Intervention, Passage, Symptom, follow
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
 from harness.recovery import RECOVERS
@@ -81,15 +83,15 @@ def zero_s() -> float:
     max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
-@given(at_s=st.floats(-0.1, 2.4), seed=st.integers(0, 2**32 - 1), has_faults=st.booleans())
+@given(at_s=st.floats(-0.1, 2.4), seed=st.integers(0, 2**32 - 1), intervention=st.sampled_from(Intervention))
 def test_a_continuation_is_the_run_up_to_its_fork(
-    monkeypatch: pytest.MonkeyPatch, zero_s: float, at_s: float, seed: int, has_faults: bool
+    monkeypatch: pytest.MonkeyPatch, zero_s: float, at_s: float, seed: int, intervention: Intervention
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, monkeypatch.context() as patched:
         kept = keep(patched, Path(directory))
         follow(parts(), passage())
         alone = kept.of()
-        follow(parts(), passage(zero_s, Branch(at_s=at_s, has_faults=has_faults, seeds=(seed,))))
+        follow(parts(), passage(zero_s, Branch(at_s=at_s, intervention=intervention, seeds=(seed,))))
         assert kept.of() == alone, "forks do not disturb the run"
         history, deeds = kept.of(0, seed)
         assert until(at_s, history, deeds, zero_s) == until(at_s, *alone, zero_s)
@@ -136,7 +138,7 @@ def test_the_number_of_jobs_does_not_change_continuations(
 
 
 def test_a_passage_that_is_not_whole_ends_with_its_last_branch(zero_s: float) -> None:
-    branches = [Branch(at_s=2.0, seeds=(1, 2)), Branch(at_s=1.0, has_faults=False, seeds=(1, 2, 3))]
+    branches = [Branch(at_s=2.0, seeds=(1, 2)), Branch(at_s=1.0, intervention=Intervention.HEAL, seeds=(1, 2, 3))]
     whole = passage(zero_s, *branches, symptom=Symptom(check=INVARIANTS, rule="quorum", until_s=4.2))
     course, part = follow(parts(), whole), follow(parts(), dataclasses.replace(whole, is_whole=False))
     assert sorted(map(repr, part.fates)) == sorted(map(repr, course.fates)) and len(part.fates) == 5
@@ -147,11 +149,34 @@ def test_a_passage_that_is_not_whole_ends_with_its_last_branch(zero_s: float) ->
 def test_the_symptom_shows_in_no_healed_continuation_and_in_every_late_one(zero_s: float) -> None:
     """Without faults the quorum is never lost; once the violation is there it stays."""
     symptom = Symptom(check=INVARIANTS, rule="quorum", until_s=4.2)
-    branches = [Branch(at_s=0.0, has_faults=False, seeds=range(4)), Branch(at_s=4.1, seeds=range(4))]
+    branches = [Branch(at_s=0.0, intervention=Intervention.HEAL, seeds=range(4)), Branch(at_s=4.1, seeds=range(4))]
     course = follow(parts(), passage(zero_s, *branches, symptom=symptom))
     assert course.fails is True
     assert {(fate.branch, fate.fails) for fate in course.fates} == {(0, False), (1, True)}
     assert len(course.fates) == 8
+
+
+def test_a_load_that_is_ended_invokes_nothing_further_and_is_followed_by_the_final_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
+) -> None:
+    """The leader is cut off at about 1.0 s, which is proven by 1.26 s. The final reads come at
+    once, not after the load's time."""
+    kept = keep(monkeypatch, tmp_path)
+    moments = (-0.05, 0.7, 1.3)
+    branches = [Branch(at_s=at_s, intervention=Intervention.END_LOAD, seeds=(1, 2)) for at_s in moments]
+    follow(parts(), passage(zero_s, *branches))
+    for number, at_s in enumerate(moments):
+        for seed in (1, 2):
+            events = [json.loads(line) for line in kept.of(number, seed)[0].splitlines()]
+            later = [event for event in events if event["time"] >= at_s * 1e9 - 1]
+            faults = {event["f"]: event in later for event in events if event["process"] == NEMESIS}
+            assert faults == ({"inject": False, "heal": True} if at_s > 1.0 else {})
+            final = [event for event in later if event["type"] == "invoke" and event["process"] != NEMESIS]
+            assert 0 < len(final) < 60, "the final reads alone; the load would invoke some 100 per second"
+            assert {event["f"] for event in final} == {"read"}
+            assert {event["f"] for event in events if event["type"] == "invoke" and event not in later} == (
+                set() if at_s < 0 else {"read", "write"} if at_s < 1.0 else {"read", "write", "inject"}
+            )
 
 
 def test_a_symptom_that_shows_only_at_the_end_is_judged_there() -> None:
@@ -161,7 +186,7 @@ def test_a_symptom_that_shows_only_at_the_end_is_judged_there() -> None:
     first = follow(lossy, Passage(symptom=symptom))
     assert first.fails is True
     branches = [
-        Branch(at_s=0.0, has_faults=False, seeds=(1,)), Branch(at_s=first.end_s - 1e-6, seeds=(1, None)),
+        Branch(at_s=0.0, intervention=Intervention.HEAL, seeds=(1,)), Branch(at_s=first.end_s - 1e-6, seeds=(1, None)),
     ]  # fmt: skip
     course = follow(lossy, Passage(symptom=symptom, branches=branches, zero_s=first.zero_s, jobs=2))
     assert sorted((fate.branch, fate.fails) for fate in course.fates) == [(0, False), (1, True), (1, True)]
@@ -199,7 +224,7 @@ def test_a_continuation_that_recovers_does_not_fail() -> None:
     lost = parts_of(*SCENARIOS["vote-without-fsync"].run_of("vote-without-fsync", 1))
     symptom = Symptom(check=RECOVERS)
     zero_s = follow(lost, Passage(symptom=symptom)).zero_s
-    branches = [Branch(at_s=0.0, has_faults=False, seeds=(1,))]
+    branches = [Branch(at_s=0.0, intervention=Intervention.HEAL, seeds=(1,))]
     course = follow(lost, Passage(symptom=symptom, branches=branches, zero_s=zero_s))
     assert [fate.fails for fate in course.fates] == [False]
 

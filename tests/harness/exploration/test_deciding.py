@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.errors import OperatorError
 from harness.execution import Parts, perform
-from harness.exploration.continuations import INVARIANTS, Course, Fate, Passage, Symptom, follow
+from harness.exploration.continuations import INVARIANTS, Course, Fate, Intervention, Passage, Symptom, follow
 from harness.exploration.deciding import (
     FEWEST_FIRST,
     FIRST_SHARE,
@@ -38,6 +38,7 @@ from harness.exploration.symptoms import STUCK
 from harness.report import OutputConsole
 from harness.store import RunDir, Store
 
+NONE, HEAL, END_LOAD = Intervention
 ZERO_S = 1000.1
 LOST = {"valid": False, "reason": "message 3 is lost"}
 VIOLATION = Violation(check=INVARIANTS, rule="votes", text="votes: n1 voted twice", at_s=8.0)
@@ -47,7 +48,7 @@ def quiet(_: str) -> None:
     """Discards the message."""
 
 
-def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callable[[Parts, Passage], Course]:
+def made_up(chance: Callable[[float, Intervention], float], asked: list[int]) -> Callable[[Parts, Passage], Course]:
     """Passages whose continuations fail with that chance; `asked` gets the number of moments of each passage."""
 
     def passed(_: Parts, passage: Passage) -> Course:
@@ -56,7 +57,7 @@ def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callabl
         for number, branch in enumerate(passage.branches):
             for seed in branch.seeds:
                 drawn = random.Random(f"{branch.at_s}/{seed}").random()
-                fails = drawn < chance(branch.at_s, branch.has_faults)
+                fails = drawn < chance(branch.at_s, branch.intervention)
                 course.fates.append(Fate(branch=number, seed=seed, fails=fails))
         return course
 
@@ -64,7 +65,7 @@ def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callabl
 
 
 def searched(
-    chance: Callable[[float, bool], float],
+    chance: Callable[[float, Intervention], float],
     *,
     points: int = 40,
     runs: int = 30,
@@ -87,7 +88,7 @@ def stepped(step_s: float, *, before: float, after: float) -> Deciding:
 @settings(max_examples=60, deadline=None)
 @given(step_s=st.floats(0.1, 7.9), width_s=st.floats(0.0, 2.0), runs=st.integers(2, 40))
 def test_moments_whose_continuations_agree_get_no_more_of_them(step_s: float, width_s: float, runs: int) -> None:
-    def rising(at_s: float, _: bool) -> float:
+    def rising(at_s: float, _: Intervention) -> float:
         return min(1.0, max(0.0, (at_s - step_s) / width_s if width_s else float(at_s >= step_s)))
 
     found, _ = searched(rising, runs=runs)
@@ -97,8 +98,8 @@ def test_moments_whose_continuations_agree_get_no_more_of_them(step_s: float, wi
         assert point.runs <= first or point.runs == runs
         assert point.runs == runs or point not in ends
     firsts = coarse_moments(found.begin_s, found.end_s, load_s=None)
-    for has_faults in (True, False):
-        for one, other in pairwise(found.curve(has_faults=has_faults)):
+    for intervention in Intervention:
+        for one, other in pairwise(found.curve(intervention)):
             for point in (one, other) if other.share - one.share > NOISE else ():
                 assert point.runs == runs or point.fails in (0, point.runs) or point.at_s in firsts
 
@@ -116,9 +117,9 @@ def test_flat_parts_of_a_curve_get_few_continuations() -> None:
 @settings(max_examples=100, deadline=None)
 @given(step_s=st.floats(0.001, 7.9))
 def test_a_step_is_found_to_within_a_few_minimum_widths(step_s: float) -> None:
-    found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s))
+    found, points = searched(lambda at_s, intervention: float(intervention is NONE and at_s >= step_s))
     assert found.jump is not None
-    assert found.jump.before.has_faults is True
+    assert found.jump.before.intervention is NONE
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert found.jump.after.at_s - found.jump.before.at_s < 20 * MIN_WIDTH_S
     assert points <= 40
@@ -130,7 +131,9 @@ def test_a_step_is_found_to_within_a_few_minimum_widths(step_s: float) -> None:
 def test_a_violation_that_shows_only_at_the_end_is_found_by_bisection(step_s: float) -> None:
     """Each continuation is performed to the end, and six cuts at a time would take more than 400 of them."""
     at_the_end = dataclasses.replace(VIOLATION, at_s=None)
-    found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s), violation=at_the_end)
+    found, points = searched(
+        lambda at_s, intervention: float(intervention is NONE and at_s >= step_s), violation=at_the_end
+    )
     assert found.jump is not None
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert found.jump.after.at_s - found.jump.before.at_s < 4 * MIN_WIDTH_S
@@ -168,7 +171,7 @@ def test_a_step_among_noise_is_usually_found() -> None:
 def test_a_jump_found_in_noise_has_all_continuations_and_is_sure() -> None:
     """Half of all fail, wherever they fork: a few runs of two moments may differ by much, all runs of them do not."""
     for runs in range(6, 40):
-        found, points = searched(lambda at_s, has_faults: 0.5, runs=runs)
+        found, points = searched(lambda at_s, intervention: 0.5, runs=runs)
         assert points <= 40
         if found.jump is not None:
             assert found.jump.before.runs == found.jump.after.runs == runs
@@ -177,23 +180,23 @@ def test_a_jump_found_in_noise_has_all_continuations_and_is_sure() -> None:
 
 def test_the_steepest_rise_in_noise_is_rarely_taken_for_a_step() -> None:
     """With five continuations each, of which half fail, some two of forty moments differ by four."""
-    found = [searched(lambda at_s, has_faults: 0.5, runs=5, seed=seed)[0].jump for seed in range(60)]
+    found = [searched(lambda at_s, intervention: 0.5, runs=5, seed=seed)[0].jump for seed in range(60)]
     assert sum(jump is not None for jump in found) <= 6
 
 
 @settings(max_examples=50, deadline=None)
 @given(step_s=st.floats(0.0, 7.9))
 def test_if_the_faults_decide_the_step_is_found_on_the_healed_curve(step_s: float) -> None:
-    found, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= step_s else 0.0)
+    found, points = searched(lambda at_s, intervention: 1.0 if intervention is NONE or at_s >= step_s else 0.0)
     assert found.jump is not None
-    assert found.jump.before.has_faults is False
+    assert found.jump.before.intervention is HEAL
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert points <= 40
 
 
 def test_a_curve_that_begins_high_gets_no_more_moments() -> None:
-    found, _ = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=18)
-    assert len(found.curve(has_faults=True)) == 1
+    found, _ = searched(lambda at_s, intervention: 1.0 if intervention is NONE or at_s >= 5.0 else 0.0, points=18)
+    assert len(found.curve(NONE)) == 1
     assert found.jump is not None
     assert found.jump.before.at_s < 5.0 <= found.jump.after.at_s
     assert not found.is_cut_short
@@ -202,18 +205,18 @@ def test_a_curve_that_begins_high_gets_no_more_moments() -> None:
 def test_a_rise_before_the_load_is_named_only_if_there_is_no_other() -> None:
     """With the faults, the leader at the start of the load decides; without them it is decided later, or never."""
 
-    def share(at_s: float, has_faults: bool, *, step_s: float) -> float:
-        return float(at_s >= (-0.05 if has_faults else step_s))
+    def share(at_s: float, intervention: Intervention, *, step_s: float) -> float:
+        return float(at_s >= (-0.05 if intervention is NONE else step_s))
 
-    found, points = searched(lambda at_s, has_faults: share(at_s, has_faults, step_s=6.4))
+    found, points = searched(lambda at_s, intervention: share(at_s, intervention, step_s=6.4))
     assert found.jump is not None and points <= 40
-    assert found.jump.before.has_faults is False
+    assert found.jump.before.intervention is HEAL
     assert found.jump.before.at_s < 6.4 <= found.jump.after.at_s
-    assert len(found.curve(has_faults=True)) == 2, "no more moments than needed to know it"
+    assert len(found.curve(NONE)) == 2, "no more moments than needed to know it"
 
-    found, points = searched(lambda at_s, has_faults: share(at_s, has_faults, step_s=9.0))
+    found, points = searched(lambda at_s, intervention: share(at_s, intervention, step_s=9.0))
     assert found.jump is not None and points <= 40
-    assert found.jump.before.has_faults is True
+    assert found.jump.before.intervention is NONE
     assert found.jump.before.at_s < -0.05 <= found.jump.after.at_s
 
 
@@ -221,21 +224,25 @@ def test_a_rise_before_the_load_is_named_only_if_there_is_no_other() -> None:
 def test_the_healed_curve_is_examined_first_if_many_runs_fail_from_the_start(step_s: float) -> None:
     """With the planned faults there are three steps, none of which is most of the rise."""
 
-    def share(at_s: float, has_faults: bool) -> float:
-        return float(at_s >= step_s) if not has_faults else 0.35 + 0.2 * sum(at_s >= at for at in (1.5, 3.5, 6.5))
+    def share(at_s: float, intervention: Intervention) -> float:
+        return (
+            float(at_s >= step_s)
+            if intervention is not NONE
+            else 0.35 + 0.2 * sum(at_s >= at for at in (1.5, 3.5, 6.5))
+        )
 
     found, points = searched(share)
     assert found.jump is not None and points <= 40
-    assert found.jump.before.has_faults is False
+    assert found.jump.before.intervention is HEAL
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
-    assert len(found.curve(has_faults=True)) <= 2, "no more moments than needed to know it"
+    assert len(found.curve(NONE)) <= 2, "no more moments than needed to know it"
 
 
 def test_a_search_with_too_few_moments_is_distinguished_from_one_without_a_jump() -> None:
-    few, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=2)
+    few, points = searched(lambda at_s, intervention: 1.0 if intervention is NONE or at_s >= 5.0 else 0.0, points=2)
     assert (points, few.jump, few.is_cut_short) == (2, None, True)
     assert few.to_json()["is_cut_short"] is True
-    none, points = searched(lambda at_s, has_faults: 0.5)
+    none, points = searched(lambda at_s, intervention: 0.5, points=60)
     assert (none.jump, none.is_cut_short) == (None, False)
 
 
@@ -290,7 +297,7 @@ def test_other_violations_are_not_examined_if_one_takes_all_moments(points: int)
 def test_the_healed_curve_gets_moments_if_the_first_curve_is_doubtful() -> None:
     """Most fail with the faults, all once it is decided; the step is clear only where the faults are healed."""
     found, points = searched(
-        lambda at_s, has_faults: 1.0 if at_s >= 5.0 else 0.7 if has_faults else 0.0, points=34, runs=30
+        lambda at_s, intervention: 1.0 if at_s >= 5.0 else 0.7 if intervention is NONE else 0.0, points=34, runs=30
     )
     assert points <= 34
     assert found.jump is not None
@@ -301,12 +308,12 @@ def test_the_healed_curve_gets_moments_if_the_first_curve_is_doubtful() -> None:
 def test_the_first_curve_gets_the_remaining_moments_if_it_has_the_step_after_all(step_s: float) -> None:
     """Some fail even before it, a fifth at the start and more later, so that the rise is doubtful at first."""
 
-    def share(at_s: float, has_faults: bool) -> float:
-        return 1.0 if at_s >= step_s else 0.0 if not has_faults else 0.3 if at_s > 0.0 else 0.2
+    def share(at_s: float, intervention: Intervention) -> float:
+        return 1.0 if at_s >= step_s else 0.0 if intervention is not NONE else 0.3 if at_s > 0.0 else 0.2
 
     found, points = searched(share)
     assert found.jump is not None and points <= 40
-    assert found.jump.before.has_faults is True
+    assert found.jump.before.intervention is NONE
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert found.jump.after.at_s - found.jump.before.at_s < 0.05
 
@@ -315,25 +322,45 @@ def test_a_violation_preventable_until_it_shows_is_decided_when_it_shows() -> No
     """Healing the faults at the violation's own moment still prevents it."""
     seen_s = VIOLATION.at_s
     assert seen_s is not None
-    found, points = searched(lambda at_s, has_faults: 0.5 if has_faults else float(at_s > seen_s))
+    found, points = searched(lambda at_s, intervention: 0.5 if intervention is NONE else float(at_s > seen_s))
     assert found.jump is not None
-    assert found.jump.before.has_faults is False
+    assert found.jump.before.intervention is HEAL
     assert seen_s - 2 * MIN_WIDTH_S < found.jump.before.at_s <= seen_s < found.jump.after.at_s
     assert found.jump.before.runs == found.jump.after.runs == 30
     assert points <= 40
 
 
-def test_a_run_that_always_fails_has_no_deciding_moment_and_costs_one_point() -> None:
-    found, points = searched(lambda at_s, has_faults: 1.0)
+def test_a_run_that_fails_without_faults_and_load_has_no_deciding_moment_and_costs_two_points() -> None:
+    found, points = searched(lambda at_s, intervention: 1.0)
     assert found.jump is None
-    assert points == 1
+    assert points == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(step_s=st.floats(0.001, 7.9))
+def test_a_run_that_always_fails_under_load_is_decided_when_the_load_has_gone_on_too_long(step_s: float) -> None:
+    found, points = searched(lambda at_s, intervention: float(intervention is not END_LOAD or at_s >= step_s))
+    assert found.jump is not None
+    assert found.jump.before.intervention is END_LOAD
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert found.jump.after.at_s - found.jump.before.at_s < 20 * MIN_WIDTH_S
+    assert found.jump.before.runs == found.jump.after.runs == 30
+    assert len(found.curve(HEAL)) == 1 and not found.curve(NONE), "no more moments than needed to know it"
+    assert points <= 40
+
+
+def test_the_load_is_ended_last_if_the_other_curves_have_no_rise() -> None:
+    found, _ = searched(lambda at_s, intervention: 0.6 if intervention is not END_LOAD else float(at_s >= 3.3))
+    assert found.jump is not None
+    assert found.jump.before.intervention is END_LOAD
+    assert found.jump.before.at_s < 3.3 <= found.jump.after.at_s
 
 
 def test_a_curve_that_rises_slowly_has_no_short_jump() -> None:
-    found, points = searched(lambda at_s, has_faults: min(1.0, max(0.0, at_s / 8)) if has_faults else 0.5)
+    found, points = searched(lambda at_s, intervention: min(1.0, max(0.0, at_s / 8)) if intervention is NONE else 0.5)
     assert found.jump is not None
     assert found.jump.after.at_s - found.jump.before.at_s > 3, "the jump is as wide as the rise"
-    slow, _ = searched(lambda at_s, has_faults: 0.5)
+    slow, _ = searched(lambda at_s, intervention: 0.5)
     assert slow.jump is None
     assert points <= 40
 
@@ -348,7 +375,7 @@ def test_the_next_moments_are_new_and_lie_in_rises(shares: list[int], gaps: list
     curve = []
     for fails, gap_s in zip(shares, gaps, strict=False):
         at_s += gap_s
-        curve.append(Point(at_s=at_s, has_faults=True, fails=fails, holds=10 - fails))
+        curve.append(Point(at_s=at_s, intervention=NONE, fails=fails, holds=10 - fails))
     moments = next_moments(curve, most)
     assert len(moments) <= most
     assert len(set(moments)) == len(moments)
@@ -361,7 +388,7 @@ def test_the_next_moments_are_new_and_lie_in_rises(shares: list[int], gaps: list
 def test_the_best_jump_is_the_shortest_with_most_of_the_rise() -> None:
     rng = random.Random(5)
     for _ in range(200):
-        curve = [Point(at_s=n * n * 0.1, has_faults=True, fails=rng.randrange(11), holds=4) for n in range(8)]
+        curve = [Point(at_s=n * n * 0.1, intervention=NONE, fails=rng.randrange(11), holds=4) for n in range(8)]
         jump = best_jump(curve)
         assert jump is not None
         rises = {
@@ -387,11 +414,11 @@ def test_a_violation_that_shows_only_at_the_end_is_first_looked_for_in_the_load(
 
 
 def test_undecided_continuations_count_for_nothing() -> None:
-    point = Point(at_s=1.0, has_faults=True)
+    point = Point(at_s=1.0, intervention=NONE)
     for fails in (True, None, False, None, True):
         point.add(Fate(branch=0, seed=1, fails=fails))
     assert (point.runs, point.undecided, round(point.share, 3)) == (3, 2, 0.667)
-    assert Point(at_s=0.0, has_faults=True).share == 0.0
+    assert Point(at_s=0.0, intervention=NONE).share == 0.0
 
 
 def performed(name: str, directory: Path, **changes: object) -> tuple[Parts, RunDir, dict[str, object]]:
@@ -426,7 +453,11 @@ def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
     assert 0 < len(found[0]["account"]) <= 12
     ends = [point for point in found[0]["points"] if point["at_s"] == found[0]["end_s"]]
     assert all(point["holds"] == 0 for point in ends), "at the end all fail"
-    begin = [point for point in found[0]["points"] if point["at_s"] == found[0]["begin_s"] and not point["has_faults"]]
+    begin = [
+        point
+        for point in found[0]["points"]
+        if point["at_s"] == found[0]["begin_s"] and point["intervention"] == "heal"
+    ]
     assert [point["fails"] for point in begin] == [0], "without any fault none fails"
 
 

@@ -24,6 +24,7 @@ from harness.report import OutputConsole
 from nemesis.schedule import Schedule
 from node.client import BrokerClient
 from node.client.errors import OutcomeUnknown
+from node.client.results import SendResult
 from node.dledger import FAST_TIMING, DLedgerServer
 from node.dledger.leadership import Leadership
 from node.mutants.client import mutate_client
@@ -132,7 +133,7 @@ def test_a_cured_client_reports_the_true_outcome_of_a_pending_send(monkeypatch: 
     for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
         monkeypatch.setattr(module, name, vars(module)[name])
 
-    async def times_out(self: BrokerClient) -> None:
+    async def times_out(self: BrokerClient, *arguments: Any, **options: Any) -> SendResult:
         await asyncio.sleep(0)
         raise OutcomeUnknown("no answer")
 
@@ -153,7 +154,7 @@ def test_a_cured_client_reports_the_true_outcome_of_a_pending_send(monkeypatch: 
 
 def _result(**more: Any) -> Mapping[str, Any]:
     return {
-        "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "has_faults": False,
+        "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "intervention": "heal",
         "account": ["n1 votes", "fault f1 kill begins"], "fails": [0, 30], "runs": 30, "continuations": 800,
         "processor_s": 9.0, "points": 40, **more,
     }  # fmt: skip
@@ -164,7 +165,7 @@ def test_the_page_explains_a_jump_that_is_far_from_the_mistake_if_the_curve_does
     assert "Within a second of the mistake: 0 of 1." in page
     assert "Of 120 continuations with faults healed" in page
     assert "before the jump 0, after it 30 of 30 fail. Events there: fault f1 kill begins; n1 votes." in page
-    before = table({"accept-gap": _result(mistake_s=[4.0, 4.1], has_faults=True)})
+    before = table({"accept-gap": _result(mistake_s=[4.0, 4.1], intervention="none")})
     assert "with faults as planned the failure is decided before the mistake" in before
     assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
 
@@ -180,7 +181,7 @@ def test_a_violation_that_shows_only_at_the_end_of_a_run_has_a_row() -> None:
     assert "| timers-forgotten | 0 never arrived | at its end | 0.100–0.200 | 0.2000–0.3000 |" in page
     assert "Within a second of the mistake: 1 of 1." in page
     always = table({"timers-forgotten": _result(seen_s=None, jump_s=None, points=1)})
-    assert "no moment decides it: nearly every run fails without any fault, at its end." in always
+    assert "no moment decides it: nearly every run fails without faults and load, at its end." in always
 
 
 def test_a_wide_jump_is_not_counted_as_near_the_mistake() -> None:
@@ -197,9 +198,9 @@ def test_the_page_names_the_commit_of_its_rows() -> None:
 
 
 def test_a_failure_from_the_start_is_counted_apart_and_is_near_an_early_mistake() -> None:
-    always = _result(jump_s=None, mistake_s=[0.5, 0.6], points=1, begin_s=-0.1)
+    always = _result(jump_s=None, mistake_s=[0.5, 0.6], points=2, begin_s=-0.1)
     page = table({"ack-before-fsync": always, "accept-gap": _result(mistake_s=[1.9, 2.0])})
-    assert "Within a second of the mistake: 1 of 2. In 1 more nearly every run fails without any fault" in page
+    assert "Within a second of the mistake: 1 of 2. In 1 more nearly every run fails without faults and load" in page
     assert "with them 2 of 2." in page and "The mistake happens at the latest 0.700 s after the start." in page
     late = table({"ack-before-fsync": {**always, "mistake_s": [0.9, 1.0]}})
     assert "Within a second of the mistake: 0 of 1.\n" in late and "1.100 s after the start" in late

@@ -143,6 +143,40 @@ def test_replace_needs_an_existing_attribute_and_changes_one_object_only() -> No
     assert part.decide() is False and Part().decide() is True
 
 
+def test_replace_needs_the_parameters_and_the_result_of_what_it_replaces() -> None:
+    class Part:
+        def write(self, key: str, value: bytes, *, is_synced: bool = True) -> tuple[int, int]:
+            return len(key), len(value)
+
+    def equal(self: Part, key: str, value: bytes, *, is_synced: bool = True) -> tuple[int, int]:
+        return 1, 1
+
+    def with_rest(self: Part, key: str, *rest: Any, **options: Any) -> tuple[int, int]:
+        return 2, 2
+
+    def without_value(self: Part, key: str, *, is_synced: bool = True) -> tuple[int, int]:
+        return 3, 3
+
+    def without_option(self: Part, key: str, value: bytes) -> tuple[int, int]:
+        return 4, 4
+
+    def with_more(self: Part, key: str, value: bytes, more: int, *, is_synced: bool = True) -> tuple[int, int]:
+        return 5, 5
+
+    def with_another_result(self: Part, key: str, value: bytes, *, is_synced: bool = True) -> int:
+        return 6
+
+    for stale in (without_value, without_option, with_more, with_another_result):
+        part = Part()
+        with pytest.raises(MissingPart, match=r"Part\.write is .* not .*: the mutant must be brought up to date"):
+            replace(part, write=stale)
+        assert part.write("key", b"", is_synced=False) == (3, 0), "what was refused has changed nothing"
+    for number, fitting in enumerate((equal, with_rest), start=1):
+        part = Part()
+        replace(part, write=fitting)
+        assert part.write("key", b"", is_synced=False) == (number, number)
+
+
 def test_every_mutated_part_has_search_grounds_and_every_ground_is_used() -> None:
     assert {part_of(name) for name in MUTANTS} == MATTERS.keys()
     assert {ground for grounds in MATTERS.values() for ground in grounds} == GROUNDS.keys()
