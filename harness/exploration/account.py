@@ -29,8 +29,11 @@ BEFORE_S = 1.0
 MAX_NOTED = 20_000
 """Most entries kept of a run: a second has some thousand messages, and the requested intervals are shorter."""
 
-KINDS = ("fault", "role", "vote", "log", "loss", "message", "operation")
-"""Kinds of happenings, the most informative first."""
+KINDS = ("invocation", "fault", "role", "vote", "log", "loss", "message", "operation")
+"""Kinds of happenings, the most informative first. Invocations are listed only if the load's end is examined."""
+
+OF_CLIENTS = frozenset(("invocation", "operation"))
+"""Kinds of which the last ones before an interval say nothing."""
 
 PROTOCOL = frozenset(("vote", "append", "commit", "compare", "truncate"))
 """Messages of the replication protocol that change what a replica holds or whom it follows."""
@@ -90,7 +93,9 @@ class Account:
                 word = "answers" if rpc.is_reply else "sends"
                 self._note("message", f"{event.source} {word} {event.destination} {rpc.name} {rpc.detail}".strip())
 
-    def between(self, from_s: float, to_s: float, history: Iterable[Mapping[str, Any]]) -> list[Happening]:
+    def between(
+        self, from_s: float, to_s: float, history: Iterable[Mapping[str, Any]], *, has_invocations: bool
+    ) -> list[Happening]:
         """The most informative happenings between two moments, in order of time; if they are few, also the last ones
         before."""
         zero_s = self._clock.zero_s or 0.0
@@ -101,13 +106,16 @@ class Account:
         ]
         opened: dict[Any, Mapping[str, Any]] = {}
         for event in history:
-            if event["process"] != NEMESIS and event["type"] == "invoke":
+            is_invocation = event["process"] != NEMESIS and event["type"] == "invoke"
+            if is_invocation:
                 opened[event["process"]] = event
-            elif from_s - BEFORE_S <= event["time"] / 1e9 <= to_s:
+            if is_invocation and not has_invocations:
+                continue
+            if from_s - BEFORE_S <= event["time"] / 1e9 <= to_s:
                 kind, text = _words(event, opened)
                 found.append(Happening(at_s=event["time"] / 1e9, kind=kind, text=text))
         inside = [one for one in found if one.at_s >= from_s]
-        before = [one for one in found if one.at_s < from_s and one.kind != "operation"]
+        before = [one for one in found if one.at_s < from_s and one.kind not in OF_CLIENTS]
         missing = max(0, FEW - len(inside))
         return most_telling([*most_telling(before, missing), *inside])
 
@@ -125,6 +133,8 @@ def _words(event: Mapping[str, Any], opened: Mapping[Any, Mapping[str, Any]]) ->
     where = f" on {event['node']}" if event.get("node") else ""
     key = f"key {event['key']}: " if event.get("key") is not None else ""
     what = f"{key}{operation_text(whole, 60)}{where}"
+    if event["type"] == "invoke":
+        return "invocation", clip(f"process {event['process']} invokes {what}", 160)
     return "operation", clip(f"process {event['process']} completes {event['type']}: {what}", 160)
 
 

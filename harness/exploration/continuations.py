@@ -141,6 +141,8 @@ class Passage:
     """`Course.zero_s` of an earlier passage; needed for branches."""
     account_s: tuple[float, float] | None = None
     """The interval for which to return an account of events."""
+    accounts_for_load: bool = False
+    """Whether the account lists the invocations of operations."""
     history_path: Path | None = None
     """The stored history to compare with."""
     is_whole: bool = True
@@ -398,7 +400,10 @@ class _Conductor:
             os._exit(0)
         self._wait(0)
         if self._account is not None and self._passage.account_s is not None:
-            for happening in self._account.between(*self._passage.account_s, self._history.events()):
+            happenings = self._account.between(
+                *self._passage.account_s, self._history.events(), has_invocations=self._passage.accounts_for_load
+            )
+            for happening in happenings:
                 _send(self._out_fd, {"happening": dataclasses.asdict(happening)})
         zero_s = self._clock.zero_s or 0.0
         found = {

@@ -463,16 +463,18 @@ class _Decider:
     def account(self, jump: Jump) -> list[Happening]:
         """What happened around the interval of a jump."""
         window = jump.before.at_s - ACCOUNT_BEFORE_S, jump.after.at_s + ACCOUNT_AFTER_S
-        return self._pass([], account_s=window).account
-
-    def _pass(self, branches: Sequence[Branch], account_s: tuple[float, float] | None = None) -> Course:
-        return self._search.perform(
-            self._parts,
-            Passage(
-                symptom=self._found.violation.symptom, branches=branches, zero_s=self._zero_s, account_s=account_s,
-                is_whole=not branches, jobs=self._search.jobs,
-            ),
+        passage = Passage(
+            symptom=self._found.violation.symptom, zero_s=self._zero_s, account_s=window,
+            accounts_for_load=jump.before.intervention is Intervention.END_LOAD,
         )  # fmt: skip
+        return self._search.perform(self._parts, passage).account
+
+    def _pass(self, branches: Sequence[Branch]) -> Course:
+        passage = Passage(
+            symptom=self._found.violation.symptom, branches=branches, zero_s=self._zero_s, is_whole=False,
+            jobs=self._search.jobs,
+        )  # fmt: skip
+        return self._search.perform(self._parts, passage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

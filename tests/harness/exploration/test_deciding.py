@@ -461,6 +461,20 @@ def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
     assert [point["fails"] for point in begin] == [0], "without any fault none fails"
 
 
+@pytest.mark.long
+def test_a_loss_that_needs_no_fault_is_decided_by_an_operation_which_is_named(tmp_path: Path) -> None:
+    """POP consumers are given messages that no checkpoint records: one that does not acknowledge loses them."""
+    parts, run_dir, results = performed("pop-without-checkpoint", tmp_path, round_s=1.6, nodes=1)
+    (violation,) = violations_of(parts, results, run_dir.history_path)
+    assert violation.check == "total-queue"
+    search = Search(seed=3, points=20, runs=3, jobs=2, say=quiet)
+    found = decide(parts, [violation], run_dir.history_path, search)
+    assert found.jump is not None and found.jump.before.intervention is END_LOAD
+    assert (found.jump.before.fails, found.jump.after.holds) == (0, 0)
+    invoked = [one.at_s for one in found.account if one.kind == "invocation"]
+    assert any(found.jump.before.at_s <= at_s <= found.jump.after.at_s for at_s in invoked), found.account
+
+
 def test_an_error_says_why_a_run_cannot_be_explained(tmp_path: Path) -> None:
     parts, run_dir, results = performed("no-step-down", tmp_path)
     violations = violations_of(parts, results, run_dir.history_path)
