@@ -123,6 +123,7 @@ pictures: $(SETUP)
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 bench: $(TESTED) host
 	$(BIN)/python -m benchmarks

@@ -3,21 +3,24 @@
 harness run --system toy --client "python3 examples/clients/toy_client.py"
 """
 
+import io
 import json
 import socket
 import sys
+from typing import Any
 
-connection = None
+connection: io.BufferedRWPair
 
 
-def call(change):
+def call(change: dict[str, int]) -> dict[str, int]:
     """Write registers to the toy's server, and have all of them."""
     connection.write(json.dumps(change).encode() + b"\n")
     connection.flush()
-    return json.loads(connection.readline())
+    registers: dict[str, int] = json.loads(connection.readline())
+    return registers
 
 
-def answer(message):
+def answer(message: dict[str, Any]) -> dict[str, Any]:
     """What to say to one message of the harness."""
     global connection
     if message["type"] == "hello":

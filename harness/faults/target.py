@@ -188,9 +188,11 @@ class PlannedTarget:
         found = nemesis.requires(self, variant)
         system = self._system_class
         if isinstance(system, RefusesFaults):
-            for name in (nemesis.name, f"{nemesis.name}={split_variant(variant)[0]}"):
-                if name in system.cannot:
-                    found.append(f"{nemesis.name}: {system.cannot[name]}")
+            form, hit = split_variant(variant)
+            for what in ("", f"={form}", f"=@{hit}" if hit else "", f"={variant}" if hit else ""):
+                reason = system.cannot.get(f"{nemesis.name}{what}")
+                if reason is not None:
+                    found.append(f"{nemesis.name}: {reason}")
             if not system.tells_leader and isinstance(nemesis, AsksForLeader) and nemesis.needs_leader(variant):
                 found.append(f"{nemesis.name}: the system cannot tell which host leads (in a plug-in: status(host))")
         return found

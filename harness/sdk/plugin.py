@@ -30,7 +30,8 @@ from harness.sdk.install import BySetting, Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
 from nemesis.corruption import BitFlip
-from nemesis.forms import HasForms
+from nemesis.forms import HasForms, split_variant
+from nemesis.victims import target_problem
 
 __all__ = [
     "NoExceptionError",
@@ -285,14 +286,17 @@ def _is_below_data(pattern: str) -> bool:
 
 
 def _cannot_problems(cls: type[System]) -> Iterator[str]:
-    """Keys of `cannot` that are not nemeses, or not forms of one."""
+    """Keys of `cannot` that are not nemeses, or not forms or targets of one."""
     known = {point.name: point for point in entry_points(group="splitbrain.nemeses")} if cls.cannot else {}
     for key, _ in _pairs(cls, "cannot") if known else ():
-        name, _, form = str(key).partition("=")
+        name, _, variant = str(key).partition("=")
+        form, target = split_variant(variant)
         if name not in known:
             yield f"{source_line(cls)}: cannot has {key!r}, which is not a nemesis{nearest(name, known)}"
         elif form and isinstance(nemesis := known[name].load(), HasForms) and form not in nemesis.forms:
             yield f"{source_line(cls)}: cannot has {key!r}, which is not a form of {name}{nearest(form, nemesis.forms)}"
+        elif target and (problem := target_problem(target)) is not None:
+            yield f"{source_line(cls)}: cannot has {key!r}: {problem}"
 
 
 def _given_names(cls: type[System]) -> set[str]:

@@ -63,7 +63,7 @@ class System:
     logs: ClassVar[Sequence[str]] = ()
     """Patterns of log files below the data directory, to be kept besides the programs' output."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """Nemesis, or nemesis=form -> why it makes no sense for this system."""
+    """Nemesis, nemesis=form, nemesis=@target or nemesis=form@target -> why it makes no sense for this system."""
     long_request: ClassVar[tuple[str, bytes] | None] = None
     """(port name, bytes) of a request with an answer of a kilobyte or more that may be sent any number of times on one
     connection. The nemesis `slow-client`, whose clients do not read answers, requires it."""

@@ -320,7 +320,7 @@ class RefusesFaults(Protocol):
     """A system for which some faults make no sense, whatever the cluster supports."""
 
     cannot: Mapping[str, str]
-    """Nemesis, or nemesis=form -> why it makes no sense for this system."""
+    """Nemesis, nemesis=form, nemesis=@target or nemesis=form@target -> why it makes no sense for this system."""
     tells_leader: bool
     """Whether it can tell who leads; otherwise faults that strike the leader are unavailable."""
 

@@ -191,7 +191,7 @@ class GuestSystem:
     extra_hosts: ClassVar[Sequence[str]]
     recovery_timeout_s: ClassVar[float]
     cannot: ClassVar[Mapping[str, str]]
-    """Nemesis, or nemesis=form -> why it makes no sense for this system."""
+    """Nemesis, nemesis=form, nemesis=@target or nemesis=form@target -> why it makes no sense for this system."""
     tells_leader: ClassVar[bool]
     """Whether the plug-in has a `status`, which tells who leads."""
     has_long_request: ClassVar[bool]

@@ -87,7 +87,7 @@ class Hazelcast(System):
                             "indeterminate": "whether to fail or repeat what a lost member was doing"}  # fmt: skip
     cannot = dict.fromkeys(
         ("power", "disk-stall", "disk-slow", "disk-error", "disk-full"), "it keeps nothing on disk but its log messages"
-    )
+    ) | dict.fromkeys(("kill=@majority", "kill=@all"), "it keeps everything in memory, which a majority must outlive")
     logs = ("member.log",)
 
     def files(self, host: Host) -> dict[str, str]:

@@ -89,6 +89,19 @@ def test_faults_that_a_plug_in_excludes_are_refused_with_its_reason(tmp_path: An
     assert len(struck) >= 2 and all(row.how is None for row in struck)
 
 
+def test_a_plug_in_may_exclude_targets_of_a_fault_or_of_one_of_its_forms(tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from harness.sdk import Client, System\n"
+        "class Mine(System):\n"
+        "    cannot = {'kill=@majority': 'one copy must stay', 'kill=terminate@one': 'it never ends'}\n"
+        "    def command(self, host):\n        return ['x']\n"
+        "class Talk(Client):\n    pass\n"
+    )
+    excluded = refused(rows_for("kill=@majority,kill=sigkill@one,kill=terminate@one", str(tmp_path / "mine.py")), "kill")
+    assert excluded["sigkill@majority"] == "one copy must stay" and excluded["terminate@one"] == "it never ends"
+    assert "sigkill@one" not in excluded
+
+
 def test_faults_outside_all_are_listed_as_such_and_available_by_name() -> None:
     assert set(refused(rows_for("all", "broker", cluster=SimCluster), "promote").values()) == {BY_NAME_ONLY}
     by_name = rows_for("promote", "broker", cluster=SimCluster, settings={"replication": "sync"})

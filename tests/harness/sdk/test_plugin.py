@@ -123,6 +123,8 @@ def test_the_base_class_of_a_system_is_not_taken_for_another_system(write: Write
          r"^mine.py:3: cannot has 'clok', which is not a nemesis \(did you mean clock\?\)$"),
         (GOOD_SYSTEM + "    cannot = {'kill=terminat': 'x'}\n" + GOOD_CLIENT,
          r"^mine.py:3: cannot has 'kill=terminat', which is not a form of kill \(did you mean terminate\?\)$"),
+        (GOOD_SYSTEM + "    cannot = {'kill=@most': 'x'}\n" + GOOD_CLIENT,
+         "^mine.py:3: cannot has 'kill=@most': unknown target 'most'; targets are one, "),
         (GOOD_SYSTEM + "    extra_hosts = 'directory'\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts is a single"),
         (GOOD_SYSTEM + "    extra_hosts = ('n1',)\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'n1', not a"),
         (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a', not a"),
