@@ -165,7 +165,8 @@ def _on_load(curves: Mapping[str, Sequence[_Point]]) -> str:
     first = curves[HEALED][0]
     if _fails_mostly(first):
         return f"The load alone decides it: without any faults, {_of(first)} runs fail from the start."
-    return f"Without any faults, {_of(first)} runs fail from the start, and no deciding moment was found."
+    found = "" if len(curves[HEALED]) == 1 else ", and no deciding moment was found"
+    return f"Without any faults, {_of(first)} runs fail from the start{found}."
 
 
 def _interrupted(curves: Mapping[str, Sequence[_Point]]) -> str:

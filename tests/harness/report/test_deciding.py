@@ -107,16 +107,20 @@ def test_the_faults_may_decide_it_from_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fails", "said"),
+    ("healed", "said"),
     [
-        (10, "The load alone decides it: without any faults, 10 of 10 runs fail from the start."),
-        (6, "Without any faults, 6 of 10 runs fail from the start, and no deciding moment was found."),
+        ([point(-0.1, 10, 0)], "The load alone decides it: without any faults, 10 of 10 runs fail from the start."),
+        ([point(-0.1, 3, 0)], "Without any faults, 3 of 3 runs fail from the start."),
+        (
+            [point(-0.1, 6, 4), point(0.75, 8, 2)],
+            "Without any faults, 6 of 10 runs fail from the start, and no deciding moment was found.",
+        ),
     ],
 )
-def test_the_load_may_decide_it(fails: int, said: str) -> None:
+def test_the_load_may_decide_it(healed: list[dict[str, Any]], said: str) -> None:
     ended = [point(at_s, fails, 10 - fails, intervention="end-load") for at_s, fails in ((0.5, 0), (0.75, 10))]
     explanation = {
-        "points": [point(-0.1, fails, 10 - fails), point(-0.1, 0, 10, intervention="end-load"), *ended],
+        "points": [*healed, point(-0.1, 0, 10, intervention="end-load"), *ended],
         "jump": {"before_s": 0.5, "after_s": 0.75, "intervention": "end-load"},
     }
     assert sentences_of(explanation) == [
