@@ -97,7 +97,9 @@ def test_a_plug_in_may_exclude_targets_of_a_fault_or_of_one_of_its_forms(tmp_pat
         "    def command(self, host):\n        return ['x']\n"
         "class Talk(Client):\n    pass\n"
     )
-    excluded = refused(rows_for("kill=@majority,kill=sigkill@one,kill=terminate@one", str(tmp_path / "mine.py")), "kill")
+    excluded = refused(
+        rows_for("kill=@majority,kill=sigkill@one,kill=terminate@one", str(tmp_path / "mine.py")), "kill"
+    )
     assert excluded["sigkill@majority"] == "one copy must stay" and excluded["terminate@one"] == "it never ends"
     assert "sigkill@one" not in excluded
 
