@@ -17,6 +17,7 @@ tests send SIGINT to programs that they start.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -60,3 +61,22 @@ def hears_hangups() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def node_exceptions() -> Iterator[list[str]]:
+    """What nodes log with a traceback while they live: closing a killed one's coroutines may raise."""
+    from harness.clusters.sim.lane import LANE  # not needed by other tests
+
+    found: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lane = LANE.get(None)
+            if record.exc_info and (lane is None or not lane.is_dead):
+                found.append(f"{record.getMessage()}: {record.exc_info[1]}")
+
+    collecting, logger = Collecting(), logging.getLogger("node")
+    logger.addHandler(collecting)
+    yield found
+    logger.removeHandler(collecting)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.mutants import POWER_FORMS, POWER_RESULTS, table
-from harness.clusters.sim.lane import LANE
 from harness.errors import OperatorError
 from harness.exploration.mutants import SCENARIOS, Scenario, Step, gives_away, rehearse_mutant, report_mutant
 from harness.exploration.rehearsal import rehearse_test
@@ -67,31 +64,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BrokerSystem, "recovery_timeout_s", RECOVERY_S)
 
 
-@pytest.fixture
-def exceptions() -> Iterator[list[str]]:
-    """What nodes log with a traceback while they live: closing a killed one's coroutines may raise."""
-    found: list[str] = []
-
-    class Collecting(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lane = LANE.get(None)
-            if record.exc_info and (lane is None or not lane.is_dead):
-                found.append(f"{record.getMessage()}: {record.exc_info[1]}")
-
-    collecting, logger = Collecting(), logging.getLogger("node")
-    logger.addHandler(collecting)
-    yield found
-    logger.removeHandler(collecting)
-
-
 @pytest.mark.parametrize("name", [name for name in SCRIPTED_MUTANTS if name not in SCRIPTED])
-def test_each_mutant_is_found_under_its_scenario(name: str, soon: None, exceptions: list[str]) -> None:
+def test_each_mutant_is_found_under_its_scenario(name: str, soon: None, node_exceptions: list[str]) -> None:
     seen = []
     first = FIRST_SEED.get(name, 0)
     for seed in range(first, first + SEEDS):
         run = rehearse_test(*scenario_of(name).run_of(name, seed))
         if gives_away(run):
-            assert not exceptions, "a mutant is found by what it breaks, not by an exception of its own"
+            assert not node_exceptions, "a mutant is found by what it breaks, not by an exception of its own"
             return
         seen.append(run.reason)
     pytest.fail(f"not found in {SEEDS} seeds: {seen}")
