@@ -106,7 +106,7 @@ FEWEST_CONFIRMING = 10
 """Least continuations with fresh seeds that confirm the result first: if none of these fails before the interval and
 all fail after it, it is no accident, and the rest would not change that."""
 
-SAID = {
+TEXTS = {
     Intervention.NONE: "the same faults", Intervention.HEAL: "no faults", Intervention.END_LOAD: "no faults or load"
 }  # fmt: skip
 """The interventions in the messages of a search."""
@@ -352,7 +352,7 @@ class _Decider:
         jump = best_jump(curve)
         if jump is not None:
             self._search.say(
-                f"{SAID[intervention]}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
+                f"{TEXTS[intervention]}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
                 f"failing between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
             )
 
