@@ -146,7 +146,11 @@ class NameServiceNemesis(FormNemesis):
         names, hosts = _names(target), list(injection.value["hosts"])
         failed = [problem for host in hosts if (problem := await names.reaches(host)) is not None]
         found = await names.met(injection.fault_id)
-        asked = sum(each.calls or 0 for each in found.values())
+        failed += [
+            f"{each.calls} lookups by {host} were answered correctly despite the fault"
+            for host, each in sorted(found.items())
+            if each.calls and not each.met
+        ]
         met = sum(each.met or 0 for each in found.values())
         if met:
             detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} got {met} such answers"
@@ -155,8 +159,6 @@ class NameServiceNemesis(FormNemesis):
                 f"the programs of {', '.join(hosts)} looked up no name: they do when they connect, as after a start "
                 "(name-service=cold), if the plug-in gives them host.advertise(port) instead of addresses"
             )
-            if asked:
-                failed.append(f"{asked} lookups by {', '.join(hosts)} were answered correctly despite the fault")
         return Proof(
             proven=not failed,
             exercised=met > 0,
@@ -213,7 +215,7 @@ def _difference(lookup: NameLookup, kind: str, delay_ms: int) -> str | None:
         return None if lookup.found == kind else said
     is_right = lookup.found == lookup.right
     if kind in ("wrong", "unused"):
-        return said if is_right else None
+        return said if is_right or lookup.leads_to_host is (kind == "unused") else None
     if kind == "slow":
         return None if is_right and took_ms >= delay_ms - EARLY_MS else said
     return None if not kind and is_right and lookup.seconds < ANSWER_S else said

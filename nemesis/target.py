@@ -672,11 +672,13 @@ class NameFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLookup:
     """The result of a query for one name: `found` is an address, "gone" for a name that does not exist, or "silent"
-    if no answer came in time. `right` is the address that the name should resolve to, `seconds` how long it took."""
+    if no answer came in time. `right` is the address that the name should resolve to, `leads_to_host` whether `found`
+    is the address of any host, `seconds` how long it took."""
 
     name: str
     found: str
     right: str
+    leads_to_host: bool
     seconds: float
 
 
