@@ -14,8 +14,8 @@ from nemesis.mechanisms.launcher_archive import why_no_traps
 from nemesis.mechanisms.reach import PRELOAD, SECCOMP
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace
-from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import DiskFault
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
+from nemesis.target import ClockSkew, DiskFault
 from tests.nemesis.mechanisms import launched, test_shim
 from tests.nemesis.mechanisms.launched import Program
 
@@ -91,6 +91,55 @@ def test_a_call_counts_only_for_the_fault_that_affected_it(
         ask("clock")
         assert program.answer()  # it has started, and created its file
         asyncio.run(scenario())
+    finally:
+        program.process.kill()
+        program.process.communicate()
+
+
+READS_ONE_CLOCK = """
+import sys, time
+for line in sys.stdin:
+    getattr(time, line.strip())()
+    print("read", flush=True)
+"""
+
+BUMP, SLOW = ClockSkew(offset_ms=5000), ClockSkew(rate_ppm=-600_000, affects_monotonic=True)
+
+
+@pytest.mark.skipif(PROBLEMS[PRELOAD] is not None, reason=str(PROBLEMS[PRELOAD]))
+@pytest.mark.parametrize(
+    ("skews", "clock", "expected"),
+    [
+        ([BUMP, SLOW], "monotonic_ns", [None, None]),
+        ([SLOW, BUMP], "time_ns", [None, None]),
+        ([BUMP, BUMP], "time_ns", [1, 1]),
+        ([BUMP, BUMP], "monotonic_ns", [0, 0]),
+        ([BUMP, SLOW], "", [0, 0]),
+    ],
+    ids=["the monotonic one", "the wall clock", "the only skewed one", "one that is not skewed", "none"],
+)
+def test_a_read_counts_for_no_skew_if_it_may_have_been_of_another_skewed_clock(
+    tmp_path: Path, skews: list[ClockSkew], clock: str, expected: list[int | None]
+) -> None:
+    """The shim has one count for all clocks of a program."""
+    program = test_shim.Child(tmp_path, program=launched.NUMBER, script=READS_ONE_CLOCK)
+
+    async def scenario() -> list[int | None]:
+        place = ShimPlace(
+            library_path="", launcher_path="", control_path=str(program.control), data_path=str(program.root)
+        )
+        controls = ShimControls(ThisMachine(), {"n1": place})
+        controls.begin("n1", PRELOAD).number = launched.NUMBER
+        clocks = ShimClocks(controls)
+        for number, skew in enumerate(skews):
+            await clocks.skew(f"f{number}", {"n1": skew})
+        if clock:
+            assert program.ask(clock) == "read"
+        return [(await clocks.met(f"f{number}"))["n1"].met for number in range(len(skews))]
+
+    try:
+        assert program.ask("time_ns") == "read"
+        assert asyncio.run(scenario()) == expected
     finally:
         program.process.kill()
         program.process.communicate()
