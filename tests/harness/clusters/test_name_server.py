@@ -149,6 +149,27 @@ def test_concurrent_faults_give_the_strongest_answer_and_keep_their_delays() -> 
     served(scenario)
 
 
+@pytest.mark.parametrize("question", ["another name", "an IPv6 address"])
+def test_only_questions_for_the_address_of_another_host_are_counted(question: str) -> None:
+    message = bytearray(question_for("n2" if question == "an IPv6 address" else "example", 1))
+    if question == "an IPv6 address":
+        message[-4:-2] = struct.pack("!H", 28)
+
+    async def scenario(server: NameServer) -> None:
+        await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": "gone", "delay_ms": 0}}})
+        server.take("n1", server._served["n1"], bytes(message), ("127.0.0.1", 1))
+        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [0, 0]}
+
+    served(scenario)
+
+
+def test_a_file_that_was_written_since_counts_as_changed(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.write_text("nameserver 10.0.0.1\n")
+    seen = {"pids": [os.getpid()], "path": str(ours), "file": str(ours), "text": "nameserver 127.0.0.1\n"}
+    assert asyncio.run(NameServer(port=0).sees(seen)) == {"astray": [], "is_changed": True}
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [("wrong", {"other": [1, 0], "slow": [1, 1]}), ("silent", {"other": [1, 1], "slow": [0, 0]})],
