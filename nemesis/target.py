@@ -104,12 +104,16 @@ class ProbeResult:
 
     `partial` means that the link was probed in several ways (existing and new connections, say) with different
     results. Then `passed` is True, since something arrived, but the link is neither cut nor whole.
+
+    `was_sent` is False if the source could send nothing at all: then nothing can have arrived, whether or not the link
+    is cut.
     """
 
     link: Link
     passed: bool
     detail: str = ""
     partial: bool = False
+    was_sent: bool = True
 
 
 PROBE_ATTEMPTS = 20

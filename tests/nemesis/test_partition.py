@@ -127,6 +127,22 @@ def test_a_cut_link_that_passes_in_part_is_not_proven(make_target: Any, run_virt
     run_virtual(main())
 
 
+def test_silence_of_a_host_that_can_send_nothing_proves_no_cut(make_target: Any, run_virtual: Run) -> None:
+    """Its links seem cut, whether they are or not."""
+
+    async def main() -> None:
+        target = make_target(3)
+        injection = await plan(target, "n1|n2+n3")
+        target.fake_network.ineffective = {N1_N2, Link("n1", "n3")}
+        target.fake_network.mute = {"n1"}
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven
+        assert proof.failed == [f"nothing could be sent over n1->{host}, cut or not: no route" for host in ("n2", "n3")]
+
+    run_virtual(main())
+
+
 def test_a_cut_that_takes_effect_within_the_settle_time_is_proven(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)

@@ -100,9 +100,25 @@ def test_silence_of_an_agent_whose_connection_was_lost_proves_nothing() -> None:
         probed(lambda *_: None, lambda agents: setattr(agents["n2"], "loses_connection", True))
 
 
-def test_a_source_that_cannot_send_is_named() -> None:
+def test_a_source_that_cannot_send_is_told_from_a_link_that_does_not_pass() -> None:
     result = probed(lambda *_: None, lambda agents: setattr(agents["n1"], "error", "Network is unreachable"))
-    assert not result.passed and result.detail == "the source could not send: Network is unreachable"
+    assert not result.passed and not result.was_sent
+    assert result.detail == "the source could not send: Network is unreachable"
+
+
+def test_a_source_that_could_send_at_one_of_several_attempts_has_sent() -> None:
+    def change(agents: dict[str, Agent]) -> None:
+        source, send = agents["n1"], agents["n1"].request
+
+        async def request(name: str, message: Any = None, **given: Any) -> dict[str, Any]:
+            answer = await send(name, message, **given)
+            source.error = "No buffer space available" if name == "udp_send" else ""
+            return answer
+
+        source.request = request  # type: ignore[method-assign]
+
+    result = probed(lambda *_: None, change)
+    assert not result.passed and result.was_sent and result.detail == "nothing arrived within 200 ms"
 
 
 def test_an_address_that_a_source_has_gained_bypasses_its_cuts() -> None:
