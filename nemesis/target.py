@@ -565,7 +565,8 @@ class LinkShape:
 class LinkMeasure:
     """What the harness's probe packets met on one link. `delays_ms` has one entry for each that arrived, in the
     order of sending, accurate to `within_ms`, because two hosts' clocks are compared. `seconds` is from the first
-    sending to the last arrival. Packets that arrived with changed bytes count as `damaged` and not as received."""
+    sending to the last arrival. Packets that arrived with changed bytes count as `damaged` and not as received. Those
+    that the source could not send are not counted."""
 
     link: Link
     sent: int
