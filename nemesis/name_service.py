@@ -101,6 +101,10 @@ class NameServiceNemesis(FormNemesis):
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
 
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        """How often each victim of `cold` was started before."""
+        return {"starts": await _starts(target, hosts)} if form.name == COLD else {}
+
     async def inject(self, target: Target, injection: Injection) -> None:
         """Have the victims' services answer as the fault says from now on; `cold` then kills and starts the victims."""
         if injection.problem is not None:
@@ -120,7 +124,8 @@ class NameServiceNemesis(FormNemesis):
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The service of every victim, queried for every other host, answers as the fault says, and every process of
-        the victim's replica uses that service; the services of all other hosts answer correctly and at once."""
+        the victim's replica uses that service; the services of all other hosts answer correctly and at once. For
+        `cold`, every victim was also started again."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         disturbed = self._disturbed(in_force)
@@ -132,6 +137,9 @@ class NameServiceNemesis(FormNemesis):
         expected = {**dict.fromkeys(victims, (kind, delay_ms)), **dict.fromkeys(others, ("", 0))}
         found = await asyncio.gather(*(_problems(target, host, *wanted) for host, wanted in expected.items()))
         failed = [problem for problems in found for problem in problems]
+        before: Mapping[str, int] = injection.evidence.get("starts", {})
+        now = await _starts(target, list(before))
+        failed += [f"{host} was not restarted" for host in before if now[host] <= before[host]]
         names = len(target.hosts) - 1
         detail = f"{kind}: {names} names each on {', '.join(victims)}; names resolve correctly on {len(others)} others"
         return Proof(
@@ -190,6 +198,14 @@ class NameServiceNemesis(FormNemesis):
     def _disturbed(self, in_force: Sequence[Injection]) -> frozenset[str]:
         """The hosts whose names another fault of this kind disturbs."""
         return hosts_of([fault for fault in in_force if fault.nemesis == self.name])
+
+
+async def _starts(target: Target, hosts: Sequence[str]) -> dict[str, int]:
+    """How often the replica of each host was started so far."""
+    if target.processes is None:
+        return {}
+    views = await asyncio.gather(*map(target.processes.look, hosts))
+    return {view.host: view.starts for view in views}
 
 
 async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list[str]:

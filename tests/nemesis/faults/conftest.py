@@ -76,6 +76,8 @@ class FakeProcesses:
         self.paused[fault_id] = set(hosts)
 
     async def release(self, fault_id: str) -> None:
+        for host in self.down.get(fault_id, set()) - self.immune - self.stuck:
+            self.starts[host] = self.starts.get(host, 1) + 1
         for held in (self.down, self.paused, self.crashing):
             held.pop(fault_id, None)
 
