@@ -62,7 +62,8 @@ class Members(FormNemesis):
             await insist(lambda: operator.remove(injection.fault_id, victim))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The committed members that a leader reports do not include the victim."""
+        """The committed members that a leader reports do not include the victim. If another fault had removed it
+        before, it is unknown whether the system did anything for this one."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         [victim] = injection.value["hosts"]
@@ -70,8 +71,12 @@ class Members(FormNemesis):
         if view is None:
             failed = [f"no leader reports a group without {victim}"]
             return Proof(proven=False, detail=failed[0], checked=len(target.hosts), failed=failed)
+        was_out = victim in hosts_of([fault for fault in in_force if fault.nemesis == self.name])
         return Proof(
-            proven=True, exercised=True, detail=f"{view.host} leads the group {_list(view.members)}", checked=1
+            proven=True,
+            exercised=None if was_out else True,
+            detail=f"{view.host} leads the group {_list(view.members)}",
+            checked=1,
         )
 
     async def heal(self, target: Target, injection: Injection) -> None:

@@ -101,6 +101,10 @@ class NameServiceNemesis(FormNemesis):
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
 
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        """How often each victim of `cold` was started before."""
+        return {"starts": await _starts(target, hosts)} if form.name == COLD else {}
+
     async def inject(self, target: Target, injection: Injection) -> None:
         """Have the victims' services answer as the fault says from now on; `cold` then kills and starts the victims."""
         if injection.problem is not None:
@@ -120,7 +124,8 @@ class NameServiceNemesis(FormNemesis):
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The service of every victim, queried for every other host, answers as the fault says, and every process of
-        the victim's replica uses that service; the services of all other hosts answer correctly and at once."""
+        the victim's replica uses that service; the services of all other hosts answer correctly and at once. For
+        `cold`, every victim was also started again."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         disturbed = self._disturbed(in_force)
@@ -132,6 +137,9 @@ class NameServiceNemesis(FormNemesis):
         expected = {**dict.fromkeys(victims, (kind, delay_ms)), **dict.fromkeys(others, ("", 0))}
         found = await asyncio.gather(*(_problems(target, host, *wanted) for host, wanted in expected.items()))
         failed = [problem for problems in found for problem in problems]
+        before: Mapping[str, int] = injection.evidence.get("starts", {})
+        now = await _starts(target, list(before))
+        failed += [f"{host} was not restarted" for host in before if now[host] <= before[host]]
         names = len(target.hosts) - 1
         detail = f"{kind}: {names} names each on {', '.join(victims)}; names resolve correctly on {len(others)} others"
         return Proof(
@@ -146,7 +154,11 @@ class NameServiceNemesis(FormNemesis):
         names, hosts = _names(target), list(injection.value["hosts"])
         failed = [problem for host in hosts if (problem := await names.reaches(host)) is not None]
         found = await names.met(injection.fault_id)
-        asked = sum(each.calls or 0 for each in found.values())
+        failed += [
+            f"{each.calls} lookups by {host} were answered correctly despite the fault"
+            for host, each in sorted(found.items())
+            if each.calls and not each.met
+        ]
         met = sum(each.met or 0 for each in found.values())
         if met:
             detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} got {met} such answers"
@@ -155,8 +167,6 @@ class NameServiceNemesis(FormNemesis):
                 f"the programs of {', '.join(hosts)} looked up no name: they do when they connect, as after a start "
                 "(name-service=cold), if the plug-in gives them host.advertise(port) instead of addresses"
             )
-            if asked:
-                failed.append(f"{asked} lookups by {', '.join(hosts)} were answered correctly despite the fault")
         return Proof(
             proven=not failed,
             exercised=met > 0,
@@ -190,6 +200,14 @@ class NameServiceNemesis(FormNemesis):
         return hosts_of([fault for fault in in_force if fault.nemesis == self.name])
 
 
+async def _starts(target: Target, hosts: Sequence[str]) -> dict[str, int]:
+    """How often the replica of each host was started so far."""
+    if target.processes is None:
+        return {}
+    views = await asyncio.gather(*map(target.processes.look, hosts))
+    return {view.host: view.starts for view in views}
+
+
 async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list[str]:
     """How the service of `host` differs from what a fault of this kind ("": no fault) makes it do."""
     names = _names(target)
@@ -213,7 +231,7 @@ def _difference(lookup: NameLookup, kind: str, delay_ms: int) -> str | None:
         return None if lookup.found == kind else said
     is_right = lookup.found == lookup.right
     if kind in ("wrong", "unused"):
-        return said if is_right else None
+        return said if is_right or lookup.leads_to_host is (kind == "unused") else None
     if kind == "slow":
         return None if is_right and took_ms >= delay_ms - EARLY_MS else said
     return None if not kind and is_right and lookup.seconds < ANSWER_S else said

@@ -155,8 +155,8 @@ class Partition:
 
         Links that other faults in force cut are left out unless they are also in this grudge. A link of the
         grudge that passes is probed again until SETTLE_S after the first probes; if it still passes, the fault is
-        not proven. A link that should pass is not probed again: nothing has touched it. Nor may the system's programs
-        have connections that bypass the cut.
+        not proven. Nor is it if a source can send nothing, which is not the cut's doing. A link that should pass is
+        not probed again: nothing has touched it. Nor may the system's programs have connections that bypass the cut.
         """
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
@@ -165,7 +165,7 @@ class Partition:
         if not cut:
             return Proof(proven=False, detail="the grudge cuts no link")
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
-        passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
+        passed_s, (still_passing, not_passing), unsent = await _timed_probe(network, cut, whole)
         # If passing links are slow on this machine, such a short silence would prove nothing.
         timeout_s = max(CUT_TIMEOUT_S, 2 * passed_s)
         if timeout_s > CUT_TIMEOUT_S:
@@ -176,6 +176,9 @@ class Partition:
             await asyncio.sleep(SETTLE_S / 10)
             still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=timeout_s))
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
+        failed += [
+            f"nothing could be sent over {_name(link)}, cut or not: {why}" for link, why in sorted(unsent.items())
+        ]
         failed += [f"{_name(link)} should pass but does not" for link in sorted(not_passing)]
         failed += await _bypasses(network, cut)
         as_planned = f"{plural(len(cut), 'link')} cut, {plural_with(len(whole), 'other', _PASS)}"
@@ -312,8 +315,9 @@ def _not_whole(results: Sequence[ProbeResult]) -> set[Link]:
 
 async def _timed_probe(
     network: Network, cut: Collection[Link], whole: Collection[Link]
-) -> tuple[float, tuple[set[Link], set[Link]]]:
-    """Probe both sets at once. Returns (seconds the whole links took, (cut that pass, whole that do not))."""
+) -> tuple[float, tuple[set[Link], set[Link]], dict[Link, str]]:
+    """Probe both sets at once. Returns (seconds the whole links took, (cut that pass, whole that do not), those cut
+    over which nothing could be sent, with the reason)."""
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
 
@@ -324,7 +328,8 @@ async def _timed_probe(
     cut_results, (passed_s, missing) = await asyncio.gather(
         network.probe(sorted(cut), timeout_s=CUT_TIMEOUT_S), probe_whole()
     )
-    return passed_s, (_passing(cut_results), missing)
+    unsent = {result.link: result.detail for result in cut_results if not result.was_sent}
+    return passed_s, (_passing(cut_results), missing), unsent
 
 
 PARTITION = Partition()

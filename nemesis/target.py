@@ -104,12 +104,16 @@ class ProbeResult:
 
     `partial` means that the link was probed in several ways (existing and new connections, say) with different
     results. Then `passed` is True, since something arrived, but the link is neither cut nor whole.
+
+    `was_sent` is False if the source could send nothing at all: then nothing can have arrived, whether or not the link
+    is cut.
     """
 
     link: Link
     passed: bool
     detail: str = ""
     partial: bool = False
+    was_sent: bool = True
 
 
 PROBE_ATTEMPTS = 20
@@ -561,7 +565,8 @@ class LinkShape:
 class LinkMeasure:
     """What the harness's probe packets met on one link. `delays_ms` has one entry for each that arrived, in the
     order of sending, accurate to `within_ms`, because two hosts' clocks are compared. `seconds` is from the first
-    sending to the last arrival. Packets that arrived with changed bytes count as `damaged` and not as received."""
+    sending to the last arrival. Packets that arrived with changed bytes count as `damaged` and not as received. Those
+    that the source could not send are not counted."""
 
     link: Link
     sent: int
@@ -672,11 +677,13 @@ class NameFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameLookup:
     """The result of a query for one name: `found` is an address, "gone" for a name that does not exist, or "silent"
-    if no answer came in time. `right` is the address that the name should resolve to, `seconds` how long it took."""
+    if no answer came in time. `right` is the address that the name should resolve to, `leads_to_host` whether `found`
+    is the address of any host, `seconds` how long it took."""
 
     name: str
     found: str
     right: str
+    leads_to_host: bool
     seconds: float
 
 

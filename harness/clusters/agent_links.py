@@ -230,7 +230,7 @@ def measure_of(
     begin_ns = min((at_ns for at_ns in sent_ns if at_ns), default=0)
     return LinkMeasure(
         link=link,
-        sent=len(sent_ns),
+        sent=sum(at_ns != 0 for at_ns in sent_ns),
         received=len(first_ns),
         duplicates=duplicates,
         out_of_order=out_of_order,

@@ -39,14 +39,15 @@ class _Nonce:
     sent_s: float
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     took_s: float = 0.0
+    was_sent: bool = False
     error: str = ""
 
     def result(self, timeout_s: float) -> ProbeResult:
         """What became of it."""
         if self.arrived.is_set():
             return ProbeResult(self.link, True, f"arrived after {self.took_s * 1000:.1f} ms")
-        if self.error:
-            return ProbeResult(self.link, False, f"the source could not send: {self.error}")
+        if not self.was_sent:
+            return ProbeResult(self.link, False, f"the source could not send: {self.error}", was_sent=False)
         return ProbeResult(self.link, False, f"nothing arrived within {timeout_s * 1000:.0f} ms")
 
 
@@ -160,9 +161,10 @@ class AgentNetwork:
                 for source, datagrams in by_source.items()
             )
         )
-        for answer in answers:
-            for ident, error in answer["errors"].items():
-                nonces[ident].error = str(error)
+        errors = {ident: str(error) for answer in answers for ident, error in answer["errors"].items()}
+        for ident, nonce in nonces.items():
+            nonce.was_sent |= ident not in errors
+            nonce.error = errors.get(ident, nonce.error)
 
     async def _require_receivers(self, nonces: Collection[_Nonce], connections: Mapping[str, int]) -> None:
         """Check that the agents which reported nothing could have reported: an agent's events arrive before its answer

@@ -196,7 +196,8 @@ class HostNames:
 
     async def look_up(self, host: str, *, timeout_s: float) -> Sequence[NameLookup]:
         """Ask a host's service for every other host. Raises RuntimeError."""
-        right = self._hosts[host].names
+        named = self._hosts[host]
+        addresses = {*named.names.values(), named.own}
         try:
             answer = await self._helper(host).request(
                 "look_up", host=host, wait_s=timeout_s, timeout_s=timeout_s + _GRACE_S
@@ -204,7 +205,9 @@ class HostNames:
         except ShellError as error:
             raise RuntimeError(f"cannot query its name service: {error}") from None
         return [
-            NameLookup(name=name, found=found, right=right[name], seconds=seconds)
+            NameLookup(
+                name=name, found=found, right=named.names[name], leads_to_host=found in addresses, seconds=seconds
+            )
             for name, found, seconds in answer["lookups"]
         ]
 

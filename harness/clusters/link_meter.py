@@ -85,7 +85,7 @@ class LinkMeter:
                 at_ns = time.time_ns()
                 try:
                     self._socket.sendto(data, (address, port))
-                except OSError:  # counts as lost
+                except OSError:  # counts as not sent
                     at_ns = 0
                 sent_ns[address].append(at_ns)
             if message["spacing_s"]:

@@ -114,8 +114,9 @@ class _Served:
     faults: dict[str, dict[str, Any]] = field(default_factory=dict)
     waiting: int = 0
 
-    def answer_for(self, name: str) -> tuple[str | None, float, list[str]]:
-        """(address, or None for no such name, or "silent"; delay (s); ids of the faults that affect the answer)."""
+    def answer_for(self, name: str) -> tuple[str | None, float, dict[str, bool]]:
+        """(address, or None for no such name, or "silent"; delay (s); the faults that apply to the answer, by id, and
+        whether each has changed it)."""
         right = self.names.get(name)
         found: str | None = right
         deciding = [fault for kind in _KINDS for fault, each in self.faults.items() if each["kind"] == kind][:1]
@@ -124,7 +125,10 @@ class _Served:
         if deciding and right is not None:
             kind = self.faults[deciding[0]]["kind"]
             found = {GONE: None, SILENT: SILENT, "wrong": self.wrong[name], "unused": self.unused}[kind]
-        return found, delay_s, [*deciding, *late]
+        met = dict.fromkeys(deciding, found != right)
+        if found != SILENT:  # an answer that never comes is not late
+            met |= dict.fromkeys(late, delay_s > 0)
+        return found, delay_s, met
 
 
 class NameServer:
@@ -223,8 +227,7 @@ class NameServer:
         name = question.name.partition(".")[0]
         found, delay_s, faults = served.answer_for(name)
         if name in served.names and question.kind == _ADDRESS and asker not in self._own:
-            is_met = found != served.names[name] or delay_s > 0
-            for fault in faults:
+            for fault, is_met in faults.items():
                 count = self._counts[fault][host]
                 count[0] += 1
                 count[1] += is_met

@@ -68,6 +68,9 @@ class ShimClocks:
         self._controls = controls
         self._hosts: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
         """fault -> host -> what its programs had done when the fault began"""
+        self._skews: dict[str, dict[str, ClockSkew]] = {}
+        self._unclear: set[tuple[str, str]] = set()
+        """(fault, host) pairs whose host had another clock skewed too: the shim has one count for all clocks"""
 
     def mechanism(self, host: str) -> str:
         """The mechanism that skews the clock of the host's replica."""
@@ -81,6 +84,11 @@ class ShimClocks:
             if skew.affects_monotonic and self._controls.mechanism(host) != PRELOAD:
                 raise RuntimeError(self._only_wall(host))
         begun = self._hosts[fault_id] = {host: {} for host in skews}
+        for other, theirs in self._skews.items():
+            for host in theirs.keys() & skews.keys():
+                if theirs[host].affects_monotonic is not skews[host].affects_monotonic:
+                    self._unclear |= {(fault_id, host), (other, host)}
+        self._skews[fault_id] = dict(skews)
 
         async def set_one(host: str, skew: ClockSkew) -> None:
             begun[host] = await self._controls.counts(host)
@@ -104,6 +112,8 @@ class ShimClocks:
 
         await asyncio.gather(*(release_one(host) for host in self._hosts.get(fault_id, ())))
         self._hosts.pop(fault_id, None)
+        self._skews.pop(fault_id, None)
+        self._unclear = {(fault, host) for fault, host in self._unclear if fault != fault_id}
 
     async def _apply(self, host: str) -> None:
         """Write the skews to the host, and wait until its clock drivers have applied them. Raises RuntimeError."""
@@ -171,13 +181,14 @@ class ShimClocks:
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         """How often the programs of each host have read a skewed clock since a fault began; None for a host with a
-        patched vDSO that does not count."""
+        patched vDSO that does not count, and if they may have read a clock that only another fault has skewed."""
 
         async def of(host: str, before: Mapping[int, ProgramCounts]) -> FaultMet:
             now = await self._controls.counts(host)
             if any(counts.clock_reads == UNCOUNTED for counts in now.values()):
                 return FaultMet(None, None)
-            return FaultMet(None, _grown(("clock_reads",), before, now))
+            reads = _grown(("clock_reads",), before, now)
+            return FaultMet(None, None if reads and (fault_id, host) in self._unclear else reads)
 
         hosts = self._hosts.get(fault_id, {})
         found = await asyncio.gather(*(of(host, before) for host, before in hosts.items()))

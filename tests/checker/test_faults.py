@@ -76,6 +76,22 @@ def test_a_fault_that_did_not_last_is_not_proven() -> None:
     assert fault["proven"] is False and fault["exercised"] is True and fault["healed"] is True
 
 
+def test_a_final_check_does_not_make_up_for_a_failed_proof() -> None:
+    [fault] = faults_of([
+        event("inject", "info", 1, {"id": "f1", "proof": {**PROOF, "proven": False}}),
+        event("heal", "info", 2, {"id": "f1", "met": PROOF, "proof": PROOF}),
+    ])  # fmt: skip
+    assert fault["proven"] is False and fault["healed"] is True
+
+
+def test_only_a_healing_that_was_completed_has_an_end_and_a_proof() -> None:
+    [fault] = faults_of([
+        event("inject", "info", 1, {"id": "f1", "proof": PROOF}),
+        event("heal", "invoke", 2, {"id": "f1", "proof": PROOF}),
+    ])  # fmt: skip
+    assert fault["healed"] is False and fault["end_ns"] is None
+
+
 def test_fields_of_a_fault_do_not_make_it_proven_or_healed() -> None:
     [fault] = faults_of([event("inject", "invoke", 5, {"id": "f1", "proven": True, "healed": True, "start_ns": 0})])
     assert fault["proven"] is False and fault["healed"] is False and fault["start_ns"] == 5

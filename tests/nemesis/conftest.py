@@ -49,6 +49,8 @@ class FakeNetwork:
         self.ineffective: set[Link] = set()
         self.broken: set[Link] = set()
         self.partial: set[Link] = set()
+        self.mute: set[str] = set()
+        """Hosts that can send nothing."""
         self.answer_s = 0.001
         self.probed: list[tuple[list[Link], float]] = []
 
@@ -63,14 +65,23 @@ class FakeNetwork:
 
     def passes(self, link: Link) -> bool:
         is_cut = any(link in links_of(grudge) for grudge in self.cuts.values())
-        return link not in self.broken and (not is_cut or link in self.ineffective)
+        return link not in self.broken and link.source not in self.mute and (not is_cut or link in self.ineffective)
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
         self.probed.append((list(links), timeout_s))
         silent = [link for link in links if not self.passes(link)]
         await asyncio.sleep(timeout_s if silent or self.answer_s > timeout_s else self.answer_s)
         in_time = self.answer_s <= timeout_s
-        return [ProbeResult(link, in_time and self.passes(link), partial=link in self.partial) for link in links]
+        return [
+            ProbeResult(
+                link,
+                in_time and self.passes(link),
+                "no route" if link.source in self.mute else "",
+                partial=link in self.partial,
+                was_sent=link.source not in self.mute,
+            )
+            for link in links
+        ]
 
 
 class CountingNetwork(FakeNetwork):

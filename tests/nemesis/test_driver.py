@@ -359,6 +359,23 @@ def test_prove_met_runs_before_the_healing_and_is_recorded_with_it(make_target: 
     assert fault["proven"] and fault["exercised"] and fault["healed"]
 
 
+def test_prove_met_is_given_the_evidence_of_the_plan_too(make_target: Any, run_virtual: Run) -> None:
+    """What was counted before a fault must not count as met."""
+    given: list[Any] = []
+
+    class Planned(Watched):
+        async def plan(self, *args: Any, **named: Any) -> Injection:
+            return replace(await super().plan(*args, **named), evidence={"before": 4})
+
+        async def prove_met(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
+            given.append(injection.evidence)
+            return await super().prove_met(target, injection, in_force=in_force)
+
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Planned("none")))
+    assert given == [{"before": 4, "count": 5}] == [recorder.proofs(INJECT)[0]["evidence"]]
+
+
 def test_prove_met_is_given_all_faults_that_overlapped_its_own(make_target: Any, run_virtual: Run) -> None:
     """Including healed ones: a count that two faults share may be due to either."""
     nemesis = Watched("none")

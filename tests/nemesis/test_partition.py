@@ -111,6 +111,38 @@ def test_an_ineffective_cut_is_not_proven_after_the_settle_time(make_target: Any
     run_virtual(main())
 
 
+def test_a_cut_link_that_passes_in_part_is_not_proven(make_target: Any, run_virtual: Run) -> None:
+    """A cut that stops only new connections, say."""
+
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "halves")
+        leaking = sorted(links(injection))[0]
+        target.fake_network.ineffective = target.fake_network.partial = {leaking}
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven
+        assert proof.failed == [f"{leaking.source}->{leaking.destination} still passes"]
+
+    run_virtual(main())
+
+
+def test_silence_of_a_host_that_can_send_nothing_proves_no_cut(make_target: Any, run_virtual: Run) -> None:
+    """Its links seem cut, whether they are or not."""
+
+    async def main() -> None:
+        target = make_target(3)
+        injection = await plan(target, "n1|n2+n3")
+        target.fake_network.ineffective = {N1_N2, Link("n1", "n3")}
+        target.fake_network.mute = {"n1"}
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven
+        assert proof.failed == [f"nothing could be sent over n1->{host}, cut or not: no route" for host in ("n2", "n3")]
+
+    run_virtual(main())
+
+
 def test_a_cut_that_takes_effect_within_the_settle_time_is_proven(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)
@@ -142,7 +174,9 @@ def test_a_network_where_nothing_ever_passes_proves_no_cut(make_target: Any, run
         injection = await plan(target, "one")
         target.fake_network.broken = {Link(a, b) for a in target.hosts for b in target.hosts if a != b}
         await PARTITION.inject(target, injection)
-        assert not (await PARTITION.prove(target, injection)).proven
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven and len(proof.failed) == 2
+        assert all(problem.endswith("should pass but does not") for problem in proof.failed)
 
     run_virtual(main())
 
@@ -156,6 +190,7 @@ def test_probes_of_cut_links_wait_longer_where_answers_are_slow(make_target: Any
         await PARTITION.inject(target, injection)
         proof = await PARTITION.prove(target, injection)
         assert not proof.proven and len(proof.failed) == len(links(injection))
+        assert all(problem.endswith(" still passes") for problem in proof.failed)
 
     run_virtual(main())
 
@@ -175,9 +210,11 @@ def test_overlapping_cuts_are_proved_and_healed_independently(make_target: Any, 
         await PARTITION.inject(target, first)
         await PARTITION.inject(target, second)
         assert (await PARTITION.prove(target, second, in_force=[first])).proven
-        assert not (await PARTITION.prove(target, second)).proven  # f1's links do not pass
+        proof = await PARTITION.prove(target, second)  # f1's links do not pass
+        assert not proof.proven and all(problem.endswith("should pass but does not") for problem in proof.failed)
         await PARTITION.heal(target, first)
-        assert not (await PARTITION.prove_healed(target, first)).proven  # f2's links do not pass
+        healed = await PARTITION.prove_healed(target, first)  # f2's links do not pass
+        assert not healed.proven and all(problem.endswith(" does not pass") for problem in healed.failed)
         assert (await PARTITION.prove_healed(target, first, in_force=[second])).proven
         await PARTITION.heal(target, second)
         await PARTITION.heal(target, second)
@@ -269,6 +306,17 @@ def test_a_cut_is_not_exercised_if_no_system_traffic_ran_into_it(make_target: An
     )
     assert met.proven and met.exercised is False
     assert met.detail == ("none of the system's traffic ran into the cut of 4 links; none has ever used n1->n3, n3->n1")
+
+
+def test_traffic_that_an_earlier_cut_stopped_has_not_met_this_one(make_target: Any, run_virtual: Run) -> None:
+    def stop(network: Any) -> None:
+        network.broken = {N1_N2}
+        network.send(N1_N2)
+        network.broken = set()
+
+    _, met = prove_cut_under_traffic(make_target, run_virtual, before=stop, during=lambda n: None)
+    assert met.proven and met.exercised is False
+    assert met.detail.startswith("none of the system's traffic ran into the cut of 4 links")
 
 
 def test_system_traffic_that_passes_disproves_a_cut_that_stops_probes(make_target: Any, run_virtual: Run) -> None:

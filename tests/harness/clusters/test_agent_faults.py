@@ -29,6 +29,7 @@ from harness.clusters.ssh_inventory import SshHost
 from harness.faults.target import PlannedTarget
 from harness.run_state import RunState
 from nemesis.disk import DISK_STALL
+from nemesis.link import _is_lossy
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import build_shim, why_no_shim
 from nemesis.target import ABILITIES, ClockSkew, DiskFault, Link, LinkShape
@@ -353,6 +354,16 @@ def test_link_measurements_do_not_depend_on_clock_offsets(packets: list[tuple[in
     firsts = list(dict.fromkeys(numbers))
     assert measured.out_of_order == sum(number < max(firsts[:at], default=-1) for at, number in enumerate(firsts))
     assert all(delay_ms <= 0.001 for delay_ms in measured.delays_ms)
+
+
+def test_packets_that_the_source_could_not_send_were_not_lost_on_the_link() -> None:
+    """Otherwise they would prove `link=loss`."""
+    sent_ns = [1_000_000 + number if number % 4 else 0 for number in range(100)]
+    arrivals = [(number, at_ns) for number, at_ns in enumerate(sent_ns) if at_ns]
+    measured = measure_of(THERE, sent_ns=sent_ns, arrivals=arrivals, ahead_ns=0)
+    assert (measured.sent, measured.received) == (75, 75)
+    problem = _is_lossy(measured, LinkShape(loss_percent=25.0), LinkShape())
+    assert problem == "0 of 75 lost"
 
 
 def test_missing_abilities_of_containers_are_reported_with_a_remedy() -> None:

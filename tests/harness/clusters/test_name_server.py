@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from harness.clusters.host_names import hosts_file, nsswitch_file
+from harness.clusters.host_names import HostNames, NamedHost, hosts_file, nsswitch_file
 from harness.clusters.name_server import NameServer, answer_to, parse_question, question_for
 
 NAMES = {"n2": "127.0.0.2", "n3": "127.0.0.3"}
 WRONG = {"n2": "127.0.0.3", "n3": "127.0.0.2"}
-SERVED = {"listen": "127.0.0.1", "names": NAMES, "wrong": WRONG, "unused": "127.0.0.9"}
+SERVED: dict[str, Any] = {"listen": "127.0.0.1", "names": NAMES, "wrong": WRONG, "unused": "127.0.0.9"}
 
 
 def test_a_question_is_parsed_and_answered_with_an_address() -> None:
@@ -147,6 +147,67 @@ def test_concurrent_faults_give_the_strongest_answer_and_keep_their_delays() -> 
         assert counts == [[0, 0], [1, 1], [1, 1]], "the wrong name was in no answer"
 
     served(scenario)
+
+
+@pytest.mark.parametrize("question", ["another name", "an IPv6 address"])
+def test_only_questions_for_the_address_of_another_host_are_counted(question: str) -> None:
+    message = bytearray(question_for("n2" if question == "an IPv6 address" else "example", 1))
+    if question == "an IPv6 address":
+        message[-4:-2] = struct.pack("!H", 28)
+
+    async def scenario(server: NameServer) -> None:
+        await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": "gone", "delay_ms": 0}}})
+        server.take("n1", server._served["n1"], bytes(message), ("127.0.0.1", 1))
+        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [0, 0]}
+
+    served(scenario)
+
+
+def test_a_file_that_was_written_since_counts_as_changed(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.write_text("nameserver 10.0.0.1\n")
+    seen = {"pids": [os.getpid()], "path": str(ours), "file": str(ours), "text": "nameserver 127.0.0.1\n"}
+    assert asyncio.run(NameServer(port=0).sees(seen)) == {"astray": [], "is_changed": True}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [("wrong", {"other": [1, 0], "slow": [1, 1]}), ("silent", {"other": [1, 1], "slow": [0, 0]})],
+    ids=["a wrong address that is the right one", "a late answer that never comes"],
+)
+def test_a_lookup_meets_only_the_faults_that_have_changed_its_answer(
+    other: str, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SERVED, "wrong", NAMES)
+
+    async def scenario(server: NameServer) -> None:
+        await server.disturb({"fault": "other", "hosts": {"n1": {"kind": other, "delay_ms": 0}}})
+        await server.disturb({"fault": "slow", "hosts": {"n1": {"kind": "slow", "delay_ms": 1}}})
+        served = server._served["n1"]
+        server.take("n1", served, question_for("n2", 1), ("127.0.0.1", 1))
+        counts = {fault: (await server.met({"fault": fault}))["hosts"]["n1"] for fault in expected}
+        assert counts == expected
+
+    served(scenario)
+
+
+class FixedAnswers:
+    """A name server's process whose lookups are fixed."""
+
+    async def request(self, operation: str, **_: Any) -> dict[str, Any]:
+        addresses = ("127.0.0.2", "127.0.0.1", "127.0.0.9", "gone")
+        return {"lookups": [[f"n{number}", address, 0.0] for number, address in enumerate(addresses, 2)]}
+
+
+def test_a_lookup_says_whether_its_address_is_that_of_any_host() -> None:
+    """The host that asks is one of them."""
+    link: Any = object()
+    names = {f"n{number}": f"127.0.0.{number}" for number in range(2, 6)}
+    host = NamedHost(link, listen="127.0.0.1", own="127.0.0.1", names=names, unused="127.0.0.9")
+    helpers: Any = {link: FixedAnswers()}
+    members: Any = None
+    lookups = asyncio.run(HostNames({"n1": host}, helpers, members=members).look_up("n1", timeout_s=1.0))
+    assert {each.name: each.leads_to_host for each in lookups} == {"n2": True, "n3": True, "n4": False, "n5": False}
 
 
 def test_a_process_that_has_ended_does_not_count_as_seeing_another_file(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -97,11 +99,13 @@ def test_a_resource_limit_is_hit_by_programs_of_the_limited_host_only(
         children = {host: await start_on(host) for host in cluster.hosts}
         target = target_of(cluster, children, start_on)
         planned = await RESOURCES.plan(target, _Rng(), fault_id="f1", variant=f"{kind}@n1")  # type: ignore[arg-type]
-        assert not (await RESOURCES.prove(target, planned)).proven
+        proof = await RESOURCES.prove(target, planned)
+        assert not proof.proven and proof.failed[0].startswith("n1 is not limited: ")
         await RESOURCES.inject(target, planned)
         proof = await RESOURCES.prove(target, planned)
         assert proof.proven, proof
-        assert not (await RESOURCES.prove_healed(target, planned)).proven
+        healed = await RESOURCES.prove_healed(target, planned)
+        assert not healed.proven and healed.failed[0].startswith("n1 is still limited: ")
         if kind in SAYS:
             await eventually(lambda: SAYS[kind] in Path(children["n1"].log_path).read_text())
         if kind != "descriptors":
@@ -333,3 +337,66 @@ def test_hits_of_a_limit_are_unknown_once_the_limited_program_has_exited(
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
+
+
+async def usage_after(tmp_path: Path, members: list[ProcessMember], change: Callable[[], None]) -> Any:
+    """What is reported of n1, limited to some processor time by files in place of a control group, after a change."""
+
+    async def listed(host: str) -> list[ProcessMember]:
+        return members
+
+    (tmp_path / "cpu.max").write_text("max 100000")
+    (tmp_path / "cgroup.procs").write_text("")
+    (tmp_path / "cpu.stat").write_text("nr_periods 90\nnr_throttled 4\n")
+    resources = OwnResources({"n1": {"cpu": str(tmp_path)}}, members=listed)
+    await resources.limit("f", {"n1": ResourceLimit(kind="cpu", percent=5)})
+    change()
+    return await resources.usage("n1", "cpu")
+
+
+def test_a_limit_that_somebody_has_lifted_is_not_in_force(tmp_path: Path) -> None:
+    use = asyncio.run(usage_after(tmp_path, [], lambda: None))
+    assert use.is_limited and use.detail == "5 ms of CPU time every 100 ms"
+    use = asyncio.run(usage_after(tmp_path, [], lambda: (tmp_path / "cpu.max").write_text("max 100000") and None))
+    assert not use.is_limited and use.detail == "unlimited CPU time"
+
+
+def test_only_periods_in_which_the_limit_was_enforced_are_hits(tmp_path: Path) -> None:
+    assert asyncio.run(usage_after(tmp_path, [], lambda: None)).met == 4
+
+
+def test_a_process_outside_the_limited_group_is_named(tmp_path: Path) -> None:
+    members = [ProcessMember(7, 100, "S", "main"), ProcessMember(8, 101, "S", "io")]
+    procs = tmp_path / "cgroup.procs"
+    use = asyncio.run(usage_after(tmp_path, members, lambda: procs.write_text("7\n") and None))
+    assert use.is_limited and use.astray == ["process 8 (io)"]
+
+
+@pytest.mark.parametrize("raised", ["one", "both"])
+def test_descriptor_limits_that_somebody_has_raised_are_not_in_force(raised: str) -> None:
+    async def scenario(children: list[subprocess.Popen[bytes]]) -> None:
+        members = [ProcessMember(child.pid, number, "S", "idle") for number, child in enumerate(children)]
+
+        async def listed(host: str) -> list[ProcessMember]:
+            return members
+
+        resources = OwnResources({}, members=listed)
+        await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        use = await resources.usage("n1", "descriptors")
+        assert use.is_limited and use.astray == []
+        for child in children[: 1 if raised == "one" else 2]:
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (200, 200))
+        use = await resources.usage("n1", "descriptors")
+        assert use.is_limited is (raised == "one")
+        assert use.astray == [str(member) for member in members[: 1 if raised == "one" else 2]]
+
+    idle = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    children = [subprocess.Popen(idle, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for child in children:  # it can be limited once it has opened its libraries
+            assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        asyncio.run(scenario(children))
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()

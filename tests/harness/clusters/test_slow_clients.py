@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.clusters.abilities import SendQueue
 from harness.clusters.base import CLIENTS_HOST, Program
 from harness.clusters.local import LocalCluster
 from harness.clusters.netns import NetnsCluster
@@ -23,6 +25,7 @@ from harness.run_state import RunState
 from harness.systems.base import LongRequest
 from nemesis import slow_client
 from nemesis.slow_client import SLOW_CLIENT
+from nemesis.target import SlowClient, UnreadAnswers
 
 Eventually = Callable[..., Any]
 WHY_NOT = why_no_namespaces(in_user_namespace=False) if os.geteuid() == 0 else "needs root"
@@ -118,7 +121,12 @@ def test_slow_clients_that_read_everything_are_not_proven(
         planned = await SLOW_CLIENT.plan(target, random.Random(1), fault_id="f1", variant="stuck@n1")
         await SLOW_CLIENT.inject(target, planned)
         proof = await SLOW_CLIENT.prove(target, planned)
-        assert not proof.proven and proof.exercised is None and "n1" in proof.failed[0]
+        assert not proof.proven and proof.exercised is None
+        [problem] = proof.failed
+        queued = r"n1: \d+ bytes in the send queues of \d of \d connections, [1-9]\d* bytes read; expected .*"
+        assert re.fullmatch(rf"{queued}|clients of n1 have read [1-9]\d* bytes, more than the 0 allowed", problem), (
+            problem
+        )
 
     on_cluster(LocalCluster, run_state, tmp_path, eventually, scenario)
 
@@ -136,6 +144,60 @@ def test_a_slow_client_reconnects_when_the_server_closes_its_connection(
         async with asyncio.timeout(20):
             while (await target.clients.unread("f1"))["n1"].closed < 3:  # noqa: ASYNC110 - the kernel sends no event
                 await asyncio.sleep(0.05)
-        assert not (await SLOW_CLIENT.prove(target, planned)).proven
+        proof = await SLOW_CLIENT.prove(target, planned)
+        assert not proof.proven and re.match(r"n1: 0 bytes in the send queues of 0 of \d", proof.failed[0]), proof
 
     on_cluster(LocalCluster, run_state, tmp_path, eventually, scenario, request=b"bye\n")
+
+
+async def unread_of_a_reader(queues: Callable[[int], list[SendQueue]]) -> UnreadAnswers:
+    """What is seen of one client that may read 200 bytes a second, two seconds after its start and when it has read 100
+    bytes, of a server that sends more. `queues` are the server's send queues, given the client's port."""
+    ports: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ports.append(writer.get_extra_info("peername")[1])
+        writer.write(b"x" * 10_000)
+        await reader.read()
+        writer.close()
+
+    async def seen(host: str, known: Any) -> list[SendQueue]:
+        return queues(ports[0])
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = server.sockets[0].getsockname()
+        clients = SlowClients(request=lambda _: LongRequest(PORT, b""), address=lambda *_: address, queues=seen)
+        await clients.connect("f1", {"n1": SlowClient(connections=1, bytes_per_s=200)})
+        fault = clients._faults["f1"]
+        try:
+            async with asyncio.timeout(20):
+                while fault.connections[0].read_bytes < 100:  # noqa: ASYNC110 - the kernel sends no event
+                    await asyncio.sleep(0.02)
+            fault.ended_s = fault.began_s + 2
+            return (await clients.unread("f1"))["n1"]
+        finally:
+            fault.ended_s = None
+            await clients.release_all()
+
+
+@pytest.mark.parametrize(
+    ("peer", "size_bytes", "expected"),
+    [
+        ("of the fault", 9, (1, 1, 9)),
+        ("of the fault", 0, (1, 0, 0)),
+        ("of another client", 9, (0, 0, 0)),
+    ],
+)
+def test_only_what_waits_for_a_client_of_the_fault_is_stuck(
+    peer: str, size_bytes: int, expected: tuple[int, int, int]
+) -> None:
+    def queues(port: int) -> list[SendQueue]:
+        return [SendQueue("127.0.0.1", port if peer == "of the fault" else port + 1, size_bytes)]
+
+    found = asyncio.run(unread_of_a_reader(queues))
+    assert (found.connections, found.stuck, found.queued_bytes) == expected
+
+
+def test_what_a_client_has_read_is_compared_with_its_rate() -> None:
+    found = asyncio.run(unread_of_a_reader(lambda port: []))
+    assert found.read_bytes >= 100 and found.may_read_bytes == 2 * 200 + 2 * 50

@@ -18,7 +18,7 @@ from harness.clusters.base import HostProcess, Program
 from harness.faults import processes
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
-from nemesis.target import DOWN, PAUSED, RUNNING
+from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember
 
 HOSTS = ["n1", "n2", "n3"]
 
@@ -97,6 +97,7 @@ def test_a_replica_that_ignores_sigterm_is_killed_and_reported_as_forced(
         assert [view.state for view in views] == [DOWN, DOWN, RUNNING]
         assert [view.was_forced for view in views] == [True, False, False]
         await made.faults.release("f1")
+        assert (await made.faults.look("n1")).was_forced is False, "its successor was not"
         await made.faults.end("f2", ["n1"], signal_name="TERM")  # its successor does not ignore SIGTERM
         assert (await made.faults.look("n1")).was_forced is False
 
@@ -301,5 +302,39 @@ def test_unknown_hosts_and_signals_are_refused(run: Run) -> None:
             await made.faults.end("f1", ["n9"])
         with pytest.raises(ValueError, match="KILL or TERM"):
             await made.faults.end("f1", ["n1"], signal_name="HUP")
+
+    run(work)
+
+
+def test_a_replica_that_runs_on_despite_sigstop_was_not_paused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PAUSE_TIMEOUT_S", 0.1)
+
+    async def pause(self: Any) -> None:
+        pass
+
+    async def work(made: Replicas) -> None:
+        monkeypatch.setattr(type(made.current["n1"]), "pause", pause)
+        with pytest.raises(RuntimeError, match=r"^the replica of n1 is running, not paused$"):
+            await made.faults.pause("f1", ["n1"])
+
+    run(work)
+
+
+def test_strays_of_its_host_are_members_of_a_replica(run: Run) -> None:
+    stray = ProcessMember(1, 2, "S", "stray")
+
+    class Strays:
+        async def strays(self, host: str) -> list[ProcessMember]:
+            return [stray] if host == "n1" else []
+
+        async def adopt_strays(self, host: str) -> None:
+            raise AssertionError(host)
+
+    async def work(made: Replicas) -> None:
+        faults = ReplicaProcesses(HOSTS, process=made.current.get, restart=made.restart, strays=Strays())
+        found = {host: await faults.members(host) for host in ("n1", "n2")}
+        assert found["n1"] is not None and found["n2"] is not None
+        assert [stray in found[host] for host in ("n1", "n2")] == [True, False]  # type: ignore[operator]
+        assert [len(found[host]) for host in ("n1", "n2")] == [2, 1]  # type: ignore[arg-type]
 
     run(work)

@@ -76,6 +76,8 @@ class FakeProcesses:
         self.paused[fault_id] = set(hosts)
 
     async def release(self, fault_id: str) -> None:
+        for host in self.down.get(fault_id, set()) - self.immune - self.stuck:
+            self.starts[host] = self.starts.get(host, 1) + 1
         for held in (self.down, self.paused, self.crashing):
             held.pop(fault_id, None)
 
@@ -342,7 +344,9 @@ class FakeNames:
             said = {"gone": "gone", "silent": "silent", "wrong": self.right[host], "unused": "10.0.0.254"}
             if name != host:
                 seconds = timeout_s if fault.kind == "silent" else fault.delay_ms / 1000
-                found.append(NameLookup(name=name, found=said.get(fault.kind, right), right=right, seconds=seconds))
+                address = said.get(fault.kind, right)
+                is_host = address in self.right.values()
+                found.append(NameLookup(name=name, found=address, right=right, leads_to_host=is_host, seconds=seconds))
         return found
 
     async def reaches(self, host: str) -> str | None:

@@ -324,7 +324,7 @@ def test_a_process_of_the_replica_that_keeps_running_fails_the_proof(
                 assert proof.proven is meets_signal, proof
         target.processes.waiting = {}
         target.processes.immune = {"n3"}
-        assert not (await nemesis.prove_met(target, injection)).proven
+        assert (await nemesis.prove_met(target, injection)).failed == ["n3 was running again before it was healed"]
 
     run_virtual(main())
 
@@ -553,7 +553,7 @@ def test_a_fault_is_healed_even_if_the_replica_then_exits_or_does_not_answer(
         assert "n2 runs but does not answer" in proof.detail
         target.processes.dead.clear()
         target.processes.stuck.add("n1")
-        assert not (await nemesis.prove_healed(target, injection)).proven
+        assert (await nemesis.prove_healed(target, injection)).failed == ["n1 is down"]
 
     run_virtual(main())
 
@@ -581,8 +581,10 @@ def test_a_replica_that_its_disk_fault_does_not_reach_fails_the_proof(
         target = make_fault_target(5)
         injection = await plan_fault(nemesis, target, nemesis.variants[0])
         await nemesis.inject(target, injection)
-        target.disks.unreached.add(injection.value["hosts"][0])
-        assert not (await nemesis.prove(target, injection)).proven
+        victim = injection.value["hosts"][0]
+        target.disks.unreached.add(victim)
+        proof = await nemesis.prove(target, injection)
+        assert not proof.proven and proof.failed == [f"{victim} is out of reach"]
 
     run_virtual(main())
 
@@ -599,8 +601,8 @@ def test_a_second_program_that_the_fault_does_not_reach_fails_the_proof(
         assert (await nemesis.prove(target, injection)).proven
         assert (await nemesis.prove_met(target, injection)).proven
         (target.clocks if nemesis is CLOCK else target.disks).unreached.add(2)
-        assert not (await nemesis.prove(target, injection)).proven
-        assert not (await nemesis.prove_met(target, injection)).proven
+        for proof in (await nemesis.prove(target, injection), await nemesis.prove_met(target, injection)):
+            assert not proof.proven and proof.failed == ["n1 is out of reach"]
 
     run_virtual(main())
 
@@ -625,8 +627,9 @@ def test_a_disk_fault_is_exercised_by_the_replica_s_own_calls(
             proof = await nemesis.prove_met(target, injection)
             assert (proof.proven, proof.exercised) == (proven, in_the_end), proof
         target.disks.calls, target.disks.calls_that_met = 5, 5
-        target.disks.unreached.add(injection.value["hosts"][0])
-        assert not (await nemesis.prove_met(target, injection)).proven
+        victim = injection.value["hosts"][0]
+        target.disks.unreached.add(victim)
+        assert (await nemesis.prove_met(target, injection)).failed == [f"{victim} is out of reach"]
 
     run_virtual(main())
 
@@ -661,8 +664,8 @@ def test_a_clock_fault_is_proved_without_an_answer_of_any_replica(
         assert (await CLOCK.prove(target, injection)).exercised is None
         assert (await CLOCK.prove_met(target, injection)).exercised is False
         target.clocks.unreached.add("n1")
-        assert not (await CLOCK.prove(target, injection)).proven
-        assert not (await CLOCK.prove_met(target, injection)).proven
+        for proof in (await CLOCK.prove(target, injection), await CLOCK.prove_met(target, injection)):
+            assert not proof.proven and proof.failed == ["n1 is out of reach"]
 
     run_virtual(main())
 
@@ -742,6 +745,7 @@ def test_a_stall_is_proven_only_by_a_probe_that_reached_the_disk(
         target.disks.probe = works
         proof = await DISK_STALL.prove(target, injection)
         assert proof.proven is proven, proof
+        assert proven or proof.failed[0].endswith(" on n1: write not tried, sync not tried, read not tried")
 
     run_virtual(main())
 
@@ -932,7 +936,8 @@ def test_a_clock_that_drifts_and_is_never_stepped_fails_the_proof(
         proof = await CLOCK.prove(target, injection)
         assert not proof.proven and "n1 was not stepped" in proof.detail
         await target.clocks.skew("f1", {"n1": ClockSkew(rate_ppm=-rate_ppm, step_ms=128)})
-        assert not (await CLOCK.prove(target, injection)).proven
+        proof = await CLOCK.prove(target, injection)
+        assert not proof.proven and "n1 was not stepped" in proof.detail
 
     run_virtual(main())
 
@@ -947,7 +952,9 @@ def test_damaged_packets_and_lost_packets_are_told_apart(
             planned[form].value["shape"].update({f"{form}_percent": 40.0})
             await LINK.inject(target, planned[form])
             assert (await LINK.prove(target, planned[form])).proven
-            assert not (await LINK.prove(target, planned[other], in_force=[planned[form]])).proven
+            proof = await LINK.prove(target, planned[other], in_force=[planned[form]])
+            unseen = {"corrupt": "0 of 100 arrived damaged", "loss": "0 of 100 lost"}[other]
+            assert not proof.proven and all(problem.endswith(unseen) for problem in proof.failed), proof.failed
             await LINK.heal(target, planned[form])
 
     run_virtual(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,15 +137,16 @@ def test_a_transfer_without_a_new_leader_is_not_proven(make_operated: Any, plan_
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         injection = await plan_fault(TRANSFER, target, "to@followers")
-        assert not (await TRANSFER.prove(target, injection)).proven
+        assert (await TRANSFER.prove(target, injection)).detail == "no replica took over leadership"
         target.operator.ignores = True
         await TRANSFER.inject(target, injection)
-        assert not (await TRANSFER.prove(target, injection)).proven
+        assert (await TRANSFER.prove(target, injection)).failed == ["n2 leads term 3, n2 led term 3"]
         own = await plan_fault(TRANSFER, target, "to@n2", fault_id="f2")
         assert own.problem == "n2 is already the leader"
         target.leader = None
         assert (await plan_fault(TRANSFER, target, "to@n1", fault_id="f3")).problem == "no leader found"
-        assert not (await TRANSFER.prove_healed(target, injection)).proven
+        healed = await TRANSFER.prove_healed(target, injection)
+        assert not healed.proven and healed.detail == "no replica accepts writes"
 
     run_virtual(scenario())
 
@@ -161,7 +163,8 @@ def test_a_member_is_removed_and_added_back(word: str, make_operated: Any, plan_
         assert victim not in target.operator.members and len(target.operator.members) == 4
         proof = await MEMBERS.prove(target, injection)
         assert proof.proven and victim not in proof.detail.partition(" leads ")[2]
-        assert not (await MEMBERS.prove_healed(target, injection)).proven
+        healed = await MEMBERS.prove_healed(target, injection)
+        assert not healed.proven and healed.detail == f"no leader reports a group with {victim}"
         target.operator.refusals = ["the change before is not committed yet"]
         await MEMBERS.heal(target, injection)
         assert (await MEMBERS.prove_healed(target, injection)).proven
@@ -181,7 +184,8 @@ def test_a_member_removed_by_another_fault_too_need_not_be_back(
         elsewhere = await plan_fault(MEMBERS, target, "remove@n5", fault_id="f3")
         await MEMBERS.inject(target, injection)
         assert (await MEMBERS.prove_healed(target, injection, in_force=(other,))).proven
-        assert not (await MEMBERS.prove_healed(target, injection, in_force=(elsewhere,))).proven
+        healed = await MEMBERS.prove_healed(target, injection, in_force=(elsewhere,))
+        assert not healed.proven and healed.detail == "no leader reports a group with n4"
 
     run_virtual(scenario())
 
@@ -194,19 +198,53 @@ def test_a_membership_change_is_proven_once_committed_and_known(
         injection = await plan_fault(MEMBERS, target, "remove@n4")
         target.operator.ignores = True
         await MEMBERS.inject(target, injection)
-        assert not (await MEMBERS.prove(target, injection)).proven
+        assert (await MEMBERS.prove(target, injection)).failed == ["no leader reports a group without n4"]
         target.operator.ignores, target.operator.is_committed = False, False
         await MEMBERS.inject(target, injection)
-        assert not (await MEMBERS.prove(target, injection)).proven
+        assert (await MEMBERS.prove(target, injection)).failed == ["no leader reports a group without n4"]
         target.operator.is_committed = True
         assert (await MEMBERS.prove(target, injection)).proven
         await MEMBERS.heal(target, injection)
         target.operator.ignorant = {"n4"}
-        assert not (await MEMBERS.prove_healed(target, injection)).proven
+        healed = await MEMBERS.prove_healed(target, injection)
+        assert not healed.proven and healed.detail == "n4 does not list itself as a member of the group"
         small = make_operated(2, leader="n1")
         assert MEMBERS.requires(small, "remove@n2") == [
             "members: a group of 2 cannot spare a member: it needs at least 3 hosts"
         ]
+
+    run_virtual(scenario())
+
+
+def test_only_the_leader_s_report_proves_a_removal(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(5, leader="n2")
+        injection = await plan_fault(MEMBERS, target, "remove@n4")
+        honest = target.operator.view
+
+        async def view(host: str, *, timeout_s: float) -> ReplicaView | None:
+            seen = await honest(host, timeout_s=timeout_s)
+            return replace(seen, members=seen.members - {"n4"}) if host == "n3" else seen
+
+        target.operator.view = view
+        proof = await MEMBERS.prove(target, injection)
+        assert not proof.proven and proof.failed == ["no leader reports a group without n4"]
+
+    run_virtual(scenario())
+
+
+def test_whether_a_removal_was_exercised_is_unknown_if_another_fault_had_removed_the_replica(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(5, leader="n2")
+        faults = {host: await plan_fault(MEMBERS, target, f"remove@{host}", fault_id=host) for host in ("n4", "n5")}
+        second = await plan_fault(MEMBERS, target, "remove@n4", fault_id="second")
+        for injection in (*faults.values(), second):
+            await MEMBERS.inject(target, injection)
+        assert (await MEMBERS.prove(target, faults["n5"], in_force=[faults["n4"]])).exercised is True
+        proof = await MEMBERS.prove(target, second, in_force=[*faults.values()])
+        assert proof.proven and proof.exercised is None
 
     run_virtual(scenario())
 
@@ -228,7 +266,7 @@ def test_a_rolling_restart_restarts_replicas_one_by_one(make_operated: Any, plan
     async def scenario() -> None:
         target = make_operated(4, leader="n2")
         processes, most_down, ended = target.processes, 0, []
-        end, release = processes.end, processes.release
+        end = processes.end
 
         async def count_end(fault_id: str, hosts: Any, *, signal_name: str = "KILL") -> None:
             nonlocal most_down
@@ -236,14 +274,9 @@ def test_a_rolling_restart_restarts_replicas_one_by_one(make_operated: Any, plan
             ended.extend(hosts)
             most_down = max(most_down, sum(processes.state(host) != RUNNING for host in target.hosts))
 
-        async def count_start(fault_id: str) -> None:
-            for host in processes.down.get(fault_id, ()):
-                processes.starts[host] = processes.starts.get(host, 1) + 1
-            await release(fault_id)
-
-        processes.end, processes.release = count_end, count_start
+        processes.end = count_end
         injection = await plan_fault(RESTART, target, "rolling@all")
-        assert not (await RESTART.prove(target, injection)).proven
+        assert (await RESTART.prove(target, injection)).failed == [f"{host} was not restarted" for host in target.hosts]
         await RESTART.inject(target, injection)
         assert sorted(ended) == list(target.hosts) and ended == injection.value["order"]
         assert most_down == 1 and set(processes.signals) == {"TERM"}
@@ -252,8 +285,8 @@ def test_a_rolling_restart_restarts_replicas_one_by_one(make_operated: Any, plan
         assert "n3 was not restarted" in (await RESTART.prove(target, injection)).detail
         processes.starts["n3"] += 1
         processes.stuck.add("n1")
-        assert not (await RESTART.prove(target, injection)).proven
-        assert not (await RESTART.prove_healed(target, injection)).proven
+        for proof in (await RESTART.prove(target, injection), await RESTART.prove_healed(target, injection)):
+            assert not proof.proven and proof.failed == ["n1 is down"]
         processes.stuck.clear()
         processes.dead.add("n1")  # a replica that exited after its start was restarted all the same
         proof = await RESTART.prove(target, injection)
@@ -287,13 +320,52 @@ def test_a_promotion_without_effect_is_not_proven(make_operated: Any, plan_fault
         target.operator.ignores = True
         injection = await plan_fault(PROMOTE, target, "failover@leader")
         await PROMOTE.inject(target, injection)
-        assert not (await PROMOTE.prove(target, injection)).proven
+        assert (await PROMOTE.prove(target, injection)).detail == "no other replica accepts writes"
         target.processes.immune.add("n1")
         assert "n1 still runs" in (await PROMOTE.prove(target, injection)).detail
         lonely = make_operated(1, leader="n1")
         alone = await plan_fault(PROMOTE, lonely, "failover@leader")
         with pytest.raises(RuntimeError, match="no slave answers"):
             await PROMOTE.inject(lonely, alone)
+
+    run_virtual(scenario())
+
+
+def test_a_former_master_that_seems_to_take_writes_proves_no_promotion(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n1")
+        target.operator.ignores = True
+        injection = await plan_fault(PROMOTE, target, "failover@leader")
+        await PROMOTE.inject(target, injection)
+
+        async def view(host: str, *, timeout_s: float) -> ReplicaView | None:
+            return ReplicaView(host=host, leads=host == "n1", takes_writes=host == "n1", follows=host != "n1")
+
+        target.operator.view = view
+        proof = await PROMOTE.prove(target, injection)
+        assert not proof.proven and proof.detail == "no other replica accepts writes"
+
+    run_virtual(scenario())
+
+
+def test_a_former_master_that_leads_beside_its_successor_is_not_healed(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n1")
+        injection = await plan_fault(PROMOTE, target, "failover@leader")
+        await PROMOTE.inject(target, injection)
+        await PROMOTE.heal(target, injection)
+        assert (await PROMOTE.prove_healed(target, injection)).proven
+
+        async def view(host: str, *, timeout_s: float) -> ReplicaView | None:
+            return ReplicaView(host=host, leads=host != "n2", takes_writes=host != "n2", follows=host == "n2")
+
+        target.operator.view = view
+        healed = await PROMOTE.prove_healed(target, injection)
+        assert not healed.proven and healed.detail == "n1 and n3 lead at the same time"
 
     run_virtual(scenario())
 

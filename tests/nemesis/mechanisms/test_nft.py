@@ -27,6 +27,7 @@ from nemesis.mechanisms.nft import (
     replace_peers_script,
 )
 from nemesis.mechanisms.shell import ShellError
+from nemesis.target import Link, LinkTraffic
 
 HOSTS = ("a", "b", "c")
 ADDRESSES = {host: f"10.0.0.{number}" for number, host in enumerate(HOSTS, 1)}
@@ -283,7 +284,9 @@ def test_traffic_that_bypasses_cuts_is_reported_by_host() -> None:
         )
 
     assert asyncio.run(bypasses()) == [] == asyncio.run(bypasses(ipv6=0, further=0))
-    over_ipv6, elsewhere = asyncio.run(bypasses(ipv6=7, further=52))
+    found = asyncio.run(bypasses(ipv6=7, further=52))
+    assert len(found) == 2, found
+    over_ipv6, elsewhere = found
     assert over_ipv6 == "7 bytes from other hosts reached n2 over IPv6, which should be blocked between hosts"
     assert elsewhere == (
         "52 bytes from other hosts reached n2 from addresses that no cut applies to (192.168.121.11, "
@@ -342,3 +345,26 @@ def test_the_real_nft_counts_passed_and_dropped_traffic() -> None:
 def test_a_host_without_peers_has_no_counters() -> None:
     assert "counter" not in counters_script([]).replace(COUNTERS_TABLE, "")
     assert parse_counters("") == {}
+
+
+class PeerListing:
+    """A shell whose nft shows, on every host, how many bytes arrived from two addresses and how many passed."""
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        sets = {"arrived": {"10.0.0.1": 500, "10.0.0.3": 60}, "passed": {"10.0.0.1": 300, "10.0.0.3": 60}}
+        shown = ""
+        for name, counted in sets.items():
+            elements = ", ".join(f"{address} counter packets 1 bytes {size}" for address, size in counted.items())
+            shown += f"\tset {name} {{\n\t\telements = {{ {elements} }}\n\t}}\n"
+        return f"table {COUNTERS_TABLE} {{\n{shown}}}\n"
+
+
+def test_traffic_that_arrived_and_did_not_pass_was_stopped() -> None:
+    addresses = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3", "n4": "10.0.0.4"}
+    links = [Link(source, "n2") for source in ("n1", "n3", "n4")]
+    traffic = asyncio.run(NftCounters(PeerListing(), addresses).read(links))
+    assert traffic == {
+        links[0]: LinkTraffic(passed_bytes=300, stopped_bytes=200),
+        links[1]: LinkTraffic(passed_bytes=60),
+        links[2]: LinkTraffic(),
+    }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
 from nemesis.mechanisms.launcher_archive import why_no_traps
 from nemesis.mechanisms.reach import PRELOAD, SECCOMP
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace
-from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import DiskFault
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
+from nemesis.target import ClockSkew, DiskFault, FaultMet
 from tests.nemesis.mechanisms import launched, test_shim
 from tests.nemesis.mechanisms.launched import Program
 
@@ -91,6 +94,102 @@ def test_a_call_counts_only_for_the_fault_that_affected_it(
         ask("clock")
         assert program.answer()  # it has started, and created its file
         asyncio.run(scenario())
+    finally:
+        program.process.kill()
+        program.process.communicate()
+
+
+@pytest.mark.skipif(PROBLEMS[PRELOAD] is not None, reason=str(PROBLEMS[PRELOAD]))
+def test_calls_and_reads_before_a_fault_do_not_count_for_it(tmp_path: Path) -> None:
+    program = test_shim.Child(tmp_path, program=launched.NUMBER)
+
+    async def scenario() -> None:
+        place = ShimPlace(
+            library_path="", launcher_path="", control_path=str(program.control), data_path=str(program.root)
+        )
+        controls = ShimControls(ThisMachine(), {"n1": place})
+        controls.begin("n1", PRELOAD).number = launched.NUMBER
+        disks, clocks = ShimDisks(controls), ShimClocks(controls)
+        await disks.impair("f1", {"n1": DiskFault(kind="error-fsync")})
+        await clocks.skew("f1", {"n1": ClockSkew(offset_ms=5000)})
+        assert program.ask("sync") == os.strerror(errno.EIO) and program.ask("clock")
+        assert (await disks.met("f1"))["n1"] == FaultMet(1, 1) and (await clocks.met("f1"))["n1"].met
+        await disks.impair("f2", {"n1": DiskFault(kind="error-fsync")})
+        await clocks.skew("f2", {"n1": ClockSkew(offset_ms=5000)})
+        assert (await disks.met("f2"))["n1"] == FaultMet(0, 0)
+        assert (await clocks.met("f2"))["n1"] == FaultMet(None, 0)
+        await disks.release_all()
+
+    try:
+        assert program.ask("clock")
+        asyncio.run(scenario())
+    finally:
+        program.process.kill()
+        program.process.communicate()
+
+
+def test_reads_of_a_program_that_cannot_count_them_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = tmp_path / "control"
+    place = ShimPlace(library_path="", launcher_path="", control_path=str(control), data_path="/data")
+    controls = ShimControls(ThisMachine(), {"n1": place})
+    control.write_bytes(controls.initial_content("n1"))
+    clocks = ShimClocks(controls)
+
+    async def counts(host: str) -> dict[int, ProgramCounts]:
+        return {1: ProgramCounts(id=1, clock_reads=7), 2: ProgramCounts(id=2, clock_reads=UNCOUNTED)}
+
+    async def scenario() -> None:
+        await clocks.skew("f1", {"n1": ClockSkew(offset_ms=5000)})
+        monkeypatch.setattr(controls, "counts", counts)
+        assert (await clocks.met("f1"))["n1"] == FaultMet(None, None)
+
+    asyncio.run(scenario())
+
+
+READS_ONE_CLOCK = """
+import sys, time
+for line in sys.stdin:
+    getattr(time, line.strip())()
+    print("read", flush=True)
+"""
+
+BUMP, SLOW = ClockSkew(offset_ms=5000), ClockSkew(rate_ppm=-600_000, affects_monotonic=True)
+
+
+@pytest.mark.skipif(PROBLEMS[PRELOAD] is not None, reason=str(PROBLEMS[PRELOAD]))
+@pytest.mark.parametrize(
+    ("skews", "clock", "expected"),
+    [
+        ([BUMP, SLOW], "monotonic_ns", [None, None]),
+        ([SLOW, BUMP], "time_ns", [None, None]),
+        ([BUMP, BUMP], "time_ns", [1, 1]),
+        ([BUMP, BUMP], "monotonic_ns", [0, 0]),
+        ([BUMP, SLOW], "", [0, 0]),
+    ],
+    ids=["the monotonic one", "the wall clock", "the only skewed one", "one that is not skewed", "none"],
+)
+def test_a_read_counts_for_no_skew_if_it_may_have_been_of_another_skewed_clock(
+    tmp_path: Path, skews: list[ClockSkew], clock: str, expected: list[int | None]
+) -> None:
+    """The shim has one count for all clocks of a program."""
+    program = test_shim.Child(tmp_path, program=launched.NUMBER, script=READS_ONE_CLOCK)
+
+    async def scenario() -> list[int | None]:
+        place = ShimPlace(
+            library_path="", launcher_path="", control_path=str(program.control), data_path=str(program.root)
+        )
+        controls = ShimControls(ThisMachine(), {"n1": place})
+        controls.begin("n1", PRELOAD).number = launched.NUMBER
+        clocks = ShimClocks(controls)
+        for number, skew in enumerate(skews):
+            await clocks.skew(f"f{number}", {"n1": skew})
+        if clock:
+            assert program.ask(clock) == "read"
+        return [(await clocks.met(f"f{number}"))["n1"].met for number in range(len(skews))]
+
+    try:
+        assert program.ask("time_ns") == "read"
+        assert asyncio.run(scenario()) == expected
     finally:
         program.process.kill()
         program.process.communicate()

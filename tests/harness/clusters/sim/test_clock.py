@@ -114,6 +114,8 @@ def test_readings_of_a_skewed_clock_are_counted_and_those_of_the_harness_are_not
         world["a"].clock.wall_ms()
         world["b"].clock.monotonic_ns()
         assert await clocks.met("f1") == {"a": FaultMet(None, 1), "b": FaultMet(None, 1)}
+        await clocks.skew("f2", {"a": ClockSkew(offset_ms=1)})
+        assert await clocks.met("f2") == {"a": FaultMet(None, 0)}, "the reading was before this fault"
         await clocks.release("f1")
         assert await clocks.met("f1") == {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.sim.errors import NotSimulated
+from harness.clusters.sim.faults import SimLinks
 from harness.clusters.sim.host import Incarnation
 from harness.clusters.sim.network import TraceEvent
 from harness.clusters.sim.wire import RETRANSMIT_S
@@ -569,3 +570,17 @@ def test_the_trace_records_handshakes_sends_arrivals_and_losses(simulate: Simula
     assert sum(event.size_bytes for event in sent) == 9
     assert {(event.source, event.destination, event.connection) for event in sent} == {("a", "b", 1)}
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+
+
+@pytest.mark.parametrize("state", ["whole", "cut", "without power at its end", "without power at its beginning"])
+def test_nothing_is_received_over_a_cut_link_or_without_power(simulate: Simulate, state: str) -> None:
+    async def scenario(world: Any) -> None:
+        links, link = SimLinks(world.loop, world.network), Link("a", "b")
+        if state == "cut":
+            await world.network.cut("f1", {"b": frozenset({"a"})})
+        elif state != "whole":
+            world["b" if state.endswith("end") else "a"].power_fail()
+        measured = (await links.measure([link], count=10, size_bytes=64, timeout_s=1.0))[link]
+        assert measured.received == (10 if state == "whole" else 0)
+
+    simulate(scenario)
