@@ -137,6 +137,17 @@ def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children:
     assert foreign.poll() is None
 
 
+def test_a_process_claimed_before_a_reboot_is_left_alone(state: str, children: ExitStack) -> None:
+    """A pid and a start time may mean another process now."""
+    run = RunState.create(R1, state_root=state)
+    foreign = start(children)
+    run.claim_process(foreign.pid)
+    header, *claims = Path(run.path).read_text().splitlines()
+    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | {"boot_id": "earlier"}), *claims]) + "\n")
+    assert cleaned(state).exit_status == 0
+    assert foreign.poll() is None and runs_in(state) == []
+
+
 _BEGINS_A_RUN = """
 import sys
 from harness.run_state import RunState
@@ -366,6 +377,28 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     assert runs_in(state) == [R1], "what is left stays on record"
 
 
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [KIND_DIRECTORY, KIND_FILE, KIND_SOCKET])
+def test_what_belongs_to_another_user_by_now_is_left_alone(state: str, temp: Path, kind: str) -> None:
+    run = RunState.create(R1, state_root=state)
+    path = temp / f"splitbrain-{R1}-theirs"
+    if kind == KIND_DIRECTORY:
+        path.mkdir()
+    elif kind == KIND_FILE:
+        path.touch()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    os.chown(path, 12345, -1)
+    run.claim(kind, str(path))
+    die(run)
+    report = cleaned(state)
+    assert path.exists() and len(report.left) == 1 and "of this user" in report.left[0]
+    os.chown(path, os.geteuid(), -1)
+    assert cleaned(state).exit_status == 0 and not path.exists()
+
+
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
 def test_a_stalled_process_without_a_mark_is_released(state: str, temp: Path, children: ExitStack) -> None:
     """The preloaded library holds its fsync; nothing shows that the process belongs to the run."""
@@ -577,6 +610,7 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
     mount(run, outer, "splitbrain-outer")
     (outer / "inner").mkdir()
     mount(run, outer / "inner", "splitbrain-inner")
+    mount(run, outer / "inner", "splitbrain-inner")  # on top: the run was interrupted while it mounted it again
     (base / "unclaimed").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "x", str(base / "unclaimed")], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(foreign)], check=True)
@@ -591,6 +625,28 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
         assert len(report.left) == 1 and "somebody-elses is mounted there" in report.left[0]
     finally:
         subprocess.run(["umount", str(foreign)], check=True)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_a_directory_with_a_mount_that_stays_is_not_removed(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files belong to somebody else."""
+    run = RunState.create(R1, state_root=state)
+    base = Path(run.make_temp_dir("mounts"))
+    (base / "theirs").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(base / "theirs")], check=True)
+    try:
+        (base / "theirs" / "keep").touch()
+        die(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(cleanup, "unmount", lambda path: False)
+            report = cleaned(state)
+        assert (base / "theirs" / "keep").exists()
+        assert len(report.left) == 1 and "something is still mounted in it" in report.left[0]
+    finally:
+        subprocess.run(["umount", str(base / "theirs")], check=True)
 
 
 def mount(run: RunState, path: Path, source: str) -> None:
