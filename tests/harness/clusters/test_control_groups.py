@@ -49,7 +49,10 @@ def test_groups_are_made_in_the_own_group_of_every_hierarchy(tmp_path: Path, hie
     assert cgroup_parents() == [f"{tmp_path}/cpu/a/b", f"{tmp_path}/pids", f"{tmp_path}/unified"]
 
 
-def test_a_hierarchy_that_shows_another_part_than_the_own_group_is_not_used(hierarchies: Hierarchies) -> None:
+def test_a_hierarchy_that_shows_another_part_than_the_own_group_is_not_used(
+    tmp_path: Path, hierarchies: Hierarchies
+) -> None:
+    (tmp_path / "a").mkdir()  # where the own group would be, seen from the mounted part
     hierarchies(["3:pids:/a"], ["0:2 /b pids cgroup pids"])
     assert cgroup_parents() == []
 
