@@ -674,6 +674,29 @@ def test_claimed_devices_are_removed_only_if_they_are_veths(state: str, namespac
     assert len(report.left) == 1 and "not a veth" in report.left[0]
 
 
+@pytest.mark.parametrize(
+    ("said", "is_left"),
+    [
+        ('Device "sbv0" does not exist.', False),
+        ("ip: can't find device 'sbv0'", False),
+        ("RTNETLINK answers: Operation not permitted", True),
+    ],
+)
+def test_a_device_that_cannot_be_inspected_stays_on_record(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_left: bool
+) -> None:
+    ip = temp / "ip"
+    ip.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 1\n'.replace('"sbv0"', '\\"sbv0\\"'))
+    ip.chmod(0o755)
+    monkeypatch.setattr(cleanup, "find_program", lambda name: str(ip))
+    run = RunState.create(R1, state_root=state)
+    run.claim(KIND_VETH, "sbv0")
+    die(run)
+    report = cleaned(state)
+    assert report.left == ([f"run {R1}: left: veth sbv0: it cannot be inspected: {said}"] if is_left else [])
+    assert runs_in(state) == ([R1] if is_left else [])
+
+
 @ROOT_ONLY
 @pytest.mark.root
 @pytest.mark.netns
