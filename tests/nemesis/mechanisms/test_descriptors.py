@@ -452,9 +452,10 @@ def test_a_file_that_the_supervisor_may_not_open_may_get_an_unreported_descripto
         raise PermissionError(errno.EACCES, "not reachable")
 
     monkeypatch.setattr(descriptors, "assumed", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(os, "open", refuse)
     wanted = Opening(str(tmp_path / "f"), str(tmp_path / "f"), os.O_WRONLY, 0o600, True)
-    made._open(listener, Call(7, os.getpid(), "openat", ()), wanted, theirs)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        made._open(listener, Call(7, os.getpid(), "openat", ()), wanted, theirs)  # type: ignore[arg-type]
     assert listener.passed == [7] and made.has_let_pass
 
 
@@ -479,9 +480,12 @@ def test_the_files_of_every_process_are_watched_and_what_cannot_be_inspected_may
             raise PermissionError(errno.EACCES, link)
         return os.lstat(__file__) if link in files else os.lstat("/dev/null")
 
-    monkeypatch.setattr(descriptors, "_numbers", numbers.__getitem__)
-    monkeypatch.setattr(os, "stat", status)
-    monkeypatch.setattr(descriptors, "may_open_for", lambda pid, own: own)
-    assert watched_numbers([1, 2]) == {0, 1, 2, 50, 51, 61}
-    monkeypatch.setattr(descriptors, "may_open_for", lambda pid, own: own if pid == 1 else None)
-    assert watched_numbers([1, 2]) is None, "a selective filter would let pass what it opens"
+    with monkeypatch.context() as patched:
+        patched.setattr(descriptors, "_numbers", numbers.__getitem__)
+        patched.setattr(os, "stat", status)
+        patched.setattr(descriptors, "may_open_for", lambda pid, own: own)
+        watched = watched_numbers([1, 2])
+        patched.setattr(descriptors, "may_open_for", lambda pid, own: own if pid == 1 else None)
+        watched_if_one_is_foreign = watched_numbers([1, 2])
+    assert watched == {0, 1, 2, 50, 51, 61}
+    assert watched_if_one_is_foreign is None, "a selective filter would let pass what it opens"
