@@ -137,6 +137,20 @@ def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children:
     assert foreign.poll() is None
 
 
+def test_a_process_that_does_not_end_is_reported_and_stays_on_record(
+    state: str, children: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunState.create(R1, state_root=state)
+    hanging = start(children, R1)
+    die(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(cleanup, "kill_until_gone", lambda find, *, timeout_s: [])
+        report = cleaned(state)
+    assert len(report.left) == 1 and f"left: process {hanging.pid} " in report.left[0]
+    assert runs_in(state) == [R1]
+    assert cleaned(state).exit_status == 0
+
+
 def test_a_process_claimed_before_a_reboot_is_left_alone(state: str, children: ExitStack) -> None:
     """A pid and a start time may mean another process now."""
     run = RunState.create(R1, state_root=state)
@@ -610,7 +624,10 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
     mount(run, outer, "splitbrain-outer")
     (outer / "inner").mkdir()
     mount(run, outer / "inner", "splitbrain-inner")
-    mount(run, outer / "inner", "splitbrain-inner")  # on top: the run was interrupted while it mounted it again
+    twice = temp / "twice"
+    twice.mkdir()
+    for _ in range(2):
+        mount(run, twice, "splitbrain-twice")
     (base / "unclaimed").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "x", str(base / "unclaimed")], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(foreign)], check=True)
@@ -620,7 +637,7 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
         report = cleaned(state)
         mounts = Path("/proc/self/mountinfo").read_text()
         assert str(base).replace(" ", "\\040") not in mounts
-        assert not base.exists()
+        assert not base.exists() and str(twice) not in mounts
         assert str(foreign) in mounts
         assert len(report.left) == 1 and "somebody-elses is mounted there" in report.left[0]
     finally:
