@@ -50,6 +50,7 @@ _KILL_TIMEOUT_S = 10.0
 """How long a killed process may take to exit; one that takes longer hangs in the kernel and is reported."""
 
 _COMMAND_TIMEOUT_S = 10.0
+_MAX_SAID = 200
 
 _GROUP = re.compile(rf"{run_state.TEMP_PREFIX}(?P<run>.+)-(?:clients|ns\d+|n\d+)(?:-programs)?")
 """Name of a host's control group, or of the group of its programs within that."""
@@ -434,6 +435,8 @@ class _RunCleaner:
             [*prefix, "-d", "link", "show", "dev", name], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S
         )
         if shown.returncode != 0:
+            if not re.search(r"does not exist|find device", shown.stderr):
+                raise _NotOurs(f"it cannot be inspected: {shown.stderr.strip()[:_MAX_SAID]}")
             return False
         if "veth" not in shown.stdout:
             raise _NotOurs("it is not a veth device")

@@ -123,16 +123,18 @@ class AgentClocks:
         await all_of([bend(host, skew) for host, skew in real.items()])
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. Idempotent. Raises ShellError when a clock is still wrong afterwards."""
-        await self._shim.release(fault_id)
+        """Undo one fault. Idempotent. Raises ShellError when a clock is still wrong afterwards; the other clocks are
+        right even then."""
         hosts = self._hosts.get(fault_id, ())
-        await all_of([self._helpers[host].request("release", fault=fault_id) for host in hosts])
+        own = [self._helpers[host].request("release", fault=fault_id) for host in hosts]
+        await all_of([self._shim.release(fault_id), *own])
         self._hosts.pop(fault_id, None)
 
     async def release_all(self) -> None:
-        """Undo every skew and correct every clock, even if no skew is known. Idempotent. Raises ShellError."""
-        await self._shim.release_all()
-        await all_of([helper.request("release_all") for helper in self._helpers.values()])
+        """Undo every skew and correct every clock, even if no skew is known. Idempotent. Raises ShellError, after every
+        clock that can be corrected was."""
+        own = [helper.request("release_all") for helper in self._helpers.values()]
+        await all_of([self._shim.release_all(), *own])
         self._hosts.clear()
 
 

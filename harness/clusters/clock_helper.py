@@ -122,8 +122,10 @@ class ClockHelper:
         return {}
 
     async def release(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Undo one fault."""
-        if self._faults.pop(str(message["fault"]), None) is not None:
+        """Undo one fault. Another request for the same fault corrects and checks the clock again, because the first one
+        may have failed."""
+        self._faults.pop(str(message["fault"]), None)
+        if self._base_ns is not None:
             self._apply()
         return {}
 

@@ -1027,8 +1027,9 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     try:
         os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
         is_ours = _take(owner, run_id)
-    except PermissionError:  # the fix is another user, not another directory
-        raise
+    except PermissionError as error:
+        # The fix is another user, not another directory. Without a traceback: nothing was changed here.
+        sys.exit(f"PermissionError: {error}")
     except OSError as error:
         if not was_there:
             with contextlib.suppress(OSError):

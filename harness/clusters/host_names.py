@@ -235,11 +235,9 @@ class HostNames:
         return found
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. Raises ShellError."""
-        for helper in self._helpers.values():
-            await helper.request("release", fault=fault_id)
+        """Undo one fault. Every host is tried before the first error is raised (ShellError)."""
+        await all_of([helper.request("release", fault=fault_id) for helper in self._helpers.values()])
 
     async def release_all(self) -> None:
-        """Undo every fault. Raises ShellError."""
-        for helper in self._helpers.values():
-            await helper.request("release_all")
+        """Undo every fault. Every host is tried before the first error is raised (ShellError)."""
+        await all_of([helper.request("release_all") for helper in self._helpers.values()])

@@ -74,6 +74,8 @@ class OwnResources:
         self._groups = {host: dict(by_controller) for host, by_controller in groups.items()}
         self._members = members
         self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
+        self._ended: dict[str, dict[str, ResourceLimit]] = {}
+        """Fault that was released -> host whose programs may still have its limit -> that limit"""
         self._lowered: dict[str, dict[tuple[int, int], _Lowered]] = {}
         self._probes: dict[str, list[socket.socket]] = {}
         """host -> probe connections to its programs' ports, while their descriptors are limited"""
@@ -101,19 +103,40 @@ class OwnResources:
                     self._set_group(host, limit.kind)
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault; limits of other faults stay. Idempotent."""
+        """Undo one fault; limits of other faults stay. Idempotent: repeated, it undoes what failed the first time.
+        Every host is tried before the first error is raised (OSError, ShellError)."""
+        failure: Exception | None = None
         async with self._lock:
-            for host, limit in self._faults.pop(fault_id, {}).items():
-                if limit.kind != DESCRIPTORS:
-                    self._set_group(host, limit.kind)
-                elif not self._limits(host, DESCRIPTORS):
-                    self._close_probes(host, await self._members(host))
-                    await self._raise_descriptors(host)
+            ended = self._ended.setdefault(fault_id, {})
+            ended |= self._faults.pop(fault_id, {})
+            for host, limit in list(ended.items()):
+                try:
+                    await self._undo(host, limit.kind)
+                    del ended[host]
+                except Exception as error:
+                    failure = failure or error
+            if not ended:
+                del self._ended[fault_id]
+        if failure is not None:
+            raise failure
+
+    async def _undo(self, host: str, kind: str) -> None:
+        if kind != DESCRIPTORS:
+            self._set_group(host, kind)
+        elif not self._limits(host, DESCRIPTORS):
+            self._close_probes(host, await self._members(host))
+            await self._raise_descriptors(host)
 
     async def release_all(self) -> None:
-        """Undo every limit. Idempotent."""
-        for fault_id in list(self._faults):
-            await self.release(fault_id)
+        """Undo every limit. Idempotent. Every fault is tried before the first error is raised."""
+        failure: Exception | None = None
+        for fault_id in list({**self._faults, **self._ended}):
+            try:
+                await self.release(fault_id)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     async def usage(self, host: str, kind: str) -> ResourceUse:
         """What the kernel reports; see nemesis.target.Resources. Raises OSError."""
@@ -196,7 +219,7 @@ class OwnResources:
 
     async def _raise_descriptors(self, host: str) -> None:
         """Restore the limits, also of processes that were started meanwhile and inherited theirs."""
-        lowered = self._lowered.pop(host, {})
+        lowered = self._lowered.get(host, {})
         if not lowered:
             return
         highest = max(one.now for one in lowered.values())
@@ -207,6 +230,7 @@ class OwnResources:
                 if soft <= highest:
                     was = lowered.get((member.pid, member.start_ticks), anyone).was
                     resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (was, hard))
+        del self._lowered[host]
 
     def _descriptor_usage(self, host: str, members: Sequence[ProcessMember]) -> ResourceUse:
         lowered = self._lowered.get(host, {})

@@ -87,9 +87,10 @@ class ShapedLinks:
         await self._apply()
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault's shaping. Idempotent. Raises the same errors as `shape`."""
-        if self._shapes.pop(fault_id, None) is not None:
-            await self._apply()
+        """Undo one fault's shaping. Idempotent: repeated, it undoes what failed the first time. Raises the same errors
+        as `shape`."""
+        self._shapes.pop(fault_id, None)
+        await self._apply()
 
     async def release_all(self) -> None:
         """Undo all shaping, even if none is known. Everything is tried before an error is raised."""

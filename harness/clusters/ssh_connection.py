@@ -38,6 +38,7 @@ _COMMAND_TIMEOUT_S = 120.0
 """Timeout for claiming or cleaning a host; the agent's own timeouts are shorter."""
 _PIECE_BYTES = 1 << 16
 _MAX_SAID = 300
+_TRACEBACK = "Traceback (most recent call last)"
 
 _LAUNCHER = (
     "import sys\n"
@@ -306,7 +307,9 @@ def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
 
 def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:
     """Why the agent could not run at all, and the fix, judged by the error output `said` and its `last` line; None if
-    it may have run."""
+    it may have run: a traceback is its own, whatever the last line looks like."""
+    if _TRACEBACK in said:
+        return None
     if "sudo:" in said and "python" not in last:
         return (
             f"{host.name}: user {host.user} cannot use sudo without a password ({last}): "

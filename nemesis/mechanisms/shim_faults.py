@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os.path
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, FlippedBits, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
@@ -139,9 +139,8 @@ class ShimClocks:
             await asyncio.sleep(CLOCK_POLL_S)
 
     async def release_all(self) -> None:
-        """Undo every skew."""
-        for fault_id in list(self._hosts):
-            await self.release(fault_id)
+        """Undo every skew. Each is tried before the first error is raised."""
+        await _each(self.release, list(self._hosts))
 
     async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
         """None when the skew of the wall clock in force, or of the `monotonic` one, reaches the process and its
@@ -204,6 +203,18 @@ def _reading(
         monotonic_s=monotonic_ns / 1e9,
         at_s=(steady_ns + later_ns) / 2e9,
     )
+
+
+async def _each(release: Callable[[str], Awaitable[None]], fault_ids: Collection[str]) -> None:
+    """Release faults one after the other, since two may be on the same host."""
+    failure: Exception | None = None
+    for fault_id in fault_ids:
+        try:
+            await release(fault_id)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Mapping[int, ProgramCounts]) -> int:
@@ -381,19 +392,16 @@ class ShimDisks:
                 await self._flip(host, restore_arguments(way_back))
         for host in flipped:
             self._flipped.forget(fault_id, host)
-        hosts = [*self._faults.get(fault_id, ()), *flipped, *self._accounts_of.pop(fault_id, ())]
+        hosts = [*self._faults.get(fault_id, ()), *flipped, *self._accounts_of.get(fault_id, ())]
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
-        self._faults.pop(fault_id, None)
-        self._before.pop(fault_id, None)
-        self._begun.pop(fault_id, None)
-        self._looked_until.pop(fault_id, None)
+        for noted in (self._faults, self._accounts_of, self._before, self._begun, self._looked_until):
+            noted.pop(fault_id, None)
 
     async def release_all(self) -> None:
-        """Undo every fault."""
-        for fault_id in dict.fromkeys([*self._faults, *self._flipped.faults(), *self._accounts_of]):
-            await self.release(fault_id)
+        """Undo every fault. Each is tried before the first error is raised."""
+        await _each(self.release, list(dict.fromkeys([*self._faults, *self._flipped.faults(), *self._accounts_of])))
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a file in the data's directory, by the same mechanism as the host's replica."""

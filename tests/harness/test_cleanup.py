@@ -137,6 +137,31 @@ def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children:
     assert foreign.poll() is None
 
 
+def test_a_process_that_does_not_end_is_reported_and_stays_on_record(
+    state: str, children: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunState.create(R1, state_root=state)
+    hanging = start(children, R1)
+    die(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(cleanup, "kill_until_gone", lambda find, *, timeout_s: [])
+        report = cleaned(state)
+    assert len(report.left) == 1 and f"left: process {hanging.pid} " in report.left[0]
+    assert runs_in(state) == [R1]
+    assert cleaned(state).exit_status == 0
+
+
+def test_a_process_claimed_before_a_reboot_is_left_alone(state: str, children: ExitStack) -> None:
+    """A pid and a start time may mean another process now."""
+    run = RunState.create(R1, state_root=state)
+    foreign = start(children)
+    run.claim_process(foreign.pid)
+    header, *claims = Path(run.path).read_text().splitlines()
+    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | {"boot_id": "earlier"}), *claims]) + "\n")
+    assert cleaned(state).exit_status == 0
+    assert foreign.poll() is None and runs_in(state) == []
+
+
 _BEGINS_A_RUN = """
 import sys
 from harness.run_state import RunState
@@ -366,6 +391,28 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     assert runs_in(state) == [R1], "what is left stays on record"
 
 
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [KIND_DIRECTORY, KIND_FILE, KIND_SOCKET])
+def test_what_belongs_to_another_user_by_now_is_left_alone(state: str, temp: Path, kind: str) -> None:
+    run = RunState.create(R1, state_root=state)
+    path = temp / f"splitbrain-{R1}-theirs"
+    if kind == KIND_DIRECTORY:
+        path.mkdir()
+    elif kind == KIND_FILE:
+        path.touch()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    os.chown(path, 12345, -1)
+    run.claim(kind, str(path))
+    die(run)
+    report = cleaned(state)
+    assert path.exists() and len(report.left) == 1 and "of this user" in report.left[0]
+    os.chown(path, os.geteuid(), -1)
+    assert cleaned(state).exit_status == 0 and not path.exists()
+
+
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
 def test_a_stalled_process_without_a_mark_is_released(state: str, temp: Path, children: ExitStack) -> None:
     """The preloaded library holds its fsync; nothing shows that the process belongs to the run."""
@@ -577,6 +624,10 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
     mount(run, outer, "splitbrain-outer")
     (outer / "inner").mkdir()
     mount(run, outer / "inner", "splitbrain-inner")
+    twice = temp / "twice"
+    twice.mkdir()
+    for _ in range(2):
+        mount(run, twice, "splitbrain-twice")
     (base / "unclaimed").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "x", str(base / "unclaimed")], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(foreign)], check=True)
@@ -586,11 +637,33 @@ def test_nested_mounts_are_unmounted_and_foreign_mounts_stay(state: str, temp: P
         report = cleaned(state)
         mounts = Path("/proc/self/mountinfo").read_text()
         assert str(base).replace(" ", "\\040") not in mounts
-        assert not base.exists()
+        assert not base.exists() and str(twice) not in mounts
         assert str(foreign) in mounts
         assert len(report.left) == 1 and "somebody-elses is mounted there" in report.left[0]
     finally:
         subprocess.run(["umount", str(foreign)], check=True)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_a_directory_with_a_mount_that_stays_is_not_removed(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files belong to somebody else."""
+    run = RunState.create(R1, state_root=state)
+    base = Path(run.make_temp_dir("mounts"))
+    (base / "theirs").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(base / "theirs")], check=True)
+    try:
+        (base / "theirs" / "keep").touch()
+        die(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(cleanup, "unmount", lambda path: False)
+            report = cleaned(state)
+        assert (base / "theirs" / "keep").exists()
+        assert len(report.left) == 1 and "something is still mounted in it" in report.left[0]
+    finally:
+        subprocess.run(["umount", str(base / "theirs")], check=True)
 
 
 def mount(run: RunState, path: Path, source: str) -> None:
@@ -616,6 +689,29 @@ def test_claimed_devices_are_removed_only_if_they_are_veths(state: str, namespac
     shown = subprocess.run([*ip, "-brief", "link"], capture_output=True, text=True, check=True).stdout
     assert "sbv0" not in shown and "sbv1" not in shown and "br0" in shown
     assert len(report.left) == 1 and "not a veth" in report.left[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_left"),
+    [
+        ('Device "sbv0" does not exist.', False),
+        ("ip: can't find device 'sbv0'", False),
+        ("RTNETLINK answers: Operation not permitted", True),
+    ],
+)
+def test_a_device_that_cannot_be_inspected_stays_on_record(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_left: bool
+) -> None:
+    ip = temp / "ip"
+    ip.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 1\n'.replace('"sbv0"', '\\"sbv0\\"'))
+    ip.chmod(0o755)
+    monkeypatch.setattr(cleanup, "find_program", lambda name: str(ip))
+    run = RunState.create(R1, state_root=state)
+    run.claim(KIND_VETH, "sbv0")
+    die(run)
+    report = cleaned(state)
+    assert report.left == ([f"run {R1}: left: veth sbv0: it cannot be inspected: {said}"] if is_left else [])
+    assert runs_in(state) == ([R1] if is_left else [])
 
 
 @ROOT_ONLY

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clusters.agent_clocks import AgentClocks
-from harness.clusters.base import ClusterUnavailable
 from harness.clusters.clock_helper import RESTORE_SCRIPT, ClockHelper, skew_ns
-from nemesis.target import ClockSkew
 
 NOTHING = {"offset_ms": 0, "rate_ppm": 0, "strobe_ms": 0, "strobe_period_ms": 0, "step_ms": 0}
 SECOND = 1_000_000_000
@@ -109,12 +105,127 @@ def test_a_drifting_or_strobing_clock_is_set_until_it_is_released(tmp_path: Path
     asyncio.run(body())
 
 
+def test_a_clock_that_was_not_corrected_is_corrected_when_the_release_is_repeated(tmp_path: Path) -> None:
+    async def body() -> None:
+        machine = Machine()
+        true_ns, helper = machine.ahead_ns, machine.helper()
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 3_600_000}})
+        machine.is_stubborn = True
+        for _ in range(2):
+            with pytest.raises(ValueError, match="the clock is off by 3600000 ms after it was corrected"):
+                await helper.release({"fault": "hour"})
+        machine.is_stubborn = False
+        await helper.release({"fault": "hour"})
+        assert machine.ahead_ns == true_ns
+
+    asyncio.run(body())
+
+
+def test_a_clock_that_no_fault_of_this_helper_skews_is_corrected_too(tmp_path: Path) -> None:
+    """An earlier helper may have skewed it, and been killed."""
+
+    async def body() -> None:
+        machine = Machine()
+        true_ns = machine.ahead_ns
+        await machine.helper().open({"base": str(tmp_path / "clock.base")})
+        machine.ahead_ns = true_ns + SECOND
+        helper = machine.helper()
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.release_all({})
+        assert machine.ahead_ns == true_ns
+
+    asyncio.run(body())
+
+
+def test_a_clock_that_is_off_by_a_fifth_of_a_second_is_not_right(tmp_path: Path) -> None:
+    async def body() -> None:
+        machine = Machine()
+        helper = machine.helper()
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        for off_ms, is_right in ((50, True), (-50, True), (200, False), (-200, False)):
+            await helper.skew({"fault": "f", "skew": {**NOTHING, "offset_ms": off_ms}})
+            machine.is_stubborn = True
+            said = []
+            try:
+                await helper.release({"fault": "f"})
+            except ValueError as error:
+                said.append(str(error))
+            machine.is_stubborn = False
+            assert said == ([] if is_right else [f"the clock is off by {off_ms} ms after it was corrected"])
+
+    asyncio.run(body())
+
+
+def test_a_clock_is_not_set_any_more_once_nothing_moves_it(tmp_path: Path) -> None:
+    """An operator may set it after the run."""
+
+    async def body() -> None:
+        machine = Machine()
+        helper = machine.helper()
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
+        [mover] = asyncio.all_tasks() - {asyncio.current_task()}
+        await helper.release({"fault": "drift"})
+        assert mover.cancelling() and asyncio.all_tasks() == {mover, asyncio.current_task()}
+        await asyncio.wait([mover])
+
+    asyncio.run(body())
+
+
+def test_a_clock_that_could_not_be_set_once_is_moved_on(tmp_path: Path) -> None:
+    async def body() -> None:
+        machine = Machine()
+        true_ns, refused = machine.ahead_ns, 0
+
+        def set_wall(at_ns: int) -> None:
+            nonlocal refused
+            if machine.boot_ns > 50 * SECOND and not refused:
+                refused += 1
+                raise OSError("not now")
+            machine.set_wall(at_ns)
+
+        helper = ClockHelper(
+            since_boot_ns=lambda: machine.boot_ns, wall_ns=machine.wall_ns, set_wall=set_wall, boot_id=lambda: "first"
+        )
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
+        [mover] = asyncio.all_tasks() - {asyncio.current_task()}
+        machine.boot_ns += 4 * SECOND
+        moved = asyncio.create_task(until_moved(machine, true_ns))
+        await asyncio.wait([mover, moved], return_when=asyncio.FIRST_COMPLETED)
+        assert not mover.done() and refused == 1 and machine.ahead_ns - true_ns == 2 * SECOND
+        await helper.release_all({})
+
+    asyncio.run(body())
+
+
+def test_the_true_time_is_on_the_disk_before_the_helper_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, synced = tmp_path / "clock.base", []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), base.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    asyncio.run(Machine().helper().open({"base": str(base)}))
+    assert synced == [(f"{base}.new", False)] and base.exists()
+
+
 @given(st.integers(-(10**9), 10**9), st.integers(-900_000, 900_000), st.integers(0, 10**14))
 def test_a_skew_grows_by_its_rate_from_its_offset(offset_ms: int, rate_ppm: int, elapsed_ns: int) -> None:
     skew = {**NOTHING, "offset_ms": offset_ms, "rate_ppm": rate_ppm}
     assert skew_ns(skew, 0) == offset_ms * 1_000_000
     added_ns = skew_ns(skew, elapsed_ns) - offset_ms * 1_000_000
     assert abs(added_ns - rate_ppm * elapsed_ns / 1e6) <= 1 + elapsed_ns * 1e-12
+
+
+def test_a_drifting_clock_is_stepped_right_each_time_it_is_off_by_the_step() -> None:
+    skew = {**NOTHING, "rate_ppm": 500_000, "step_ms": 300}
+    found = [skew_ns(skew, elapsed_ms * 1_000_000) // 1_000_000 for elapsed_ms in (0, 400, 598, 600, 800, 1300)]
+    assert found == [0, 200, 299, 0, 100, 50]
+    assert skew_ns({**skew, "rate_ppm": -500_000}, 800_000_000) == -100_000_000
 
 
 def restore(machine: Machine, base: Path) -> None:
@@ -164,70 +275,3 @@ def test_a_helper_records_the_true_time_again_after_a_reboot(tmp_path: Path) -> 
         assert machine.ahead_ns == true_ns
 
     asyncio.run(body())
-
-
-class FakeShim:
-    """The skews that the shim was asked for."""
-
-    def __init__(self) -> None:
-        self.skewed: dict[str, Mapping[str, ClockSkew]] = {}
-
-    async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
-        self.skewed[fault_id] = skews
-
-    async def release(self, fault_id: str) -> None:
-        self.skewed.pop(fault_id, None)
-
-    async def release_all(self) -> None:
-        self.skewed.clear()
-
-    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
-        return f"{'monotonic' if monotonic else 'wall'} of {host} is out of reach"
-
-
-class FakeHelper:
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        self.asked.append(f"{op} {fields.get('fault', '')}".strip())
-        return {}
-
-
-def test_the_shim_skews_monotonic_clocks_and_hosts_without_their_own_clock() -> None:
-    async def body() -> None:
-        shim, helpers = FakeShim(), {"n1": FakeHelper(), "n2": FakeHelper()}
-        clocks = AgentClocks(helpers, {}, shim)  # type: ignore[arg-type]
-        wall, monotonic = ClockSkew(offset_ms=5), ClockSkew(rate_ppm=5, affects_monotonic=True)
-        await clocks.skew("f", {"n1": wall, "n2": monotonic, "n3": wall})
-        assert shim.skewed == {"f": {"n2": monotonic, "n3": wall}}
-        await clocks.release("f")
-        await clocks.release("f")
-        await clocks.release_all()
-        assert helpers["n1"].asked == ["skew f", "release f", "release_all"]
-        assert helpers["n2"].asked == ["release_all"] and shim.skewed == {}
-        assert await clocks.reaches("n1", 7) is None
-        assert await clocks.reaches("n1", 7, monotonic=True) == "monotonic of n1 is out of reach"
-        assert await clocks.reaches("n3", 7) == "wall of n3 is out of reach"
-
-    asyncio.run(body())
-
-
-class Link:
-    def __init__(self, boot_id: str) -> None:
-        self._boot_id = boot_id
-
-    async def run(self, argv: list[str]) -> tuple[int, str, str]:
-        return 0, f"{self._boot_id}\n", ""
-
-
-def test_hosts_that_share_a_clock_are_refused() -> None:
-    own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    for links, other in (
-        ({"n1": Link(own)}, "this machine"),
-        ({"n1": Link("a"), "n2": Link("b"), "n3": Link("a")}, "n1"),
-    ):
-        with pytest.raises(ClusterUnavailable, match=f"shares its clock with {other}: set clock = "):
-            asyncio.run(
-                AgentClocks.prepared(links, shim=FakeShim())  # type: ignore[arg-type]
-            )

@@ -15,6 +15,7 @@ import pytest
 
 from harness.clusters.host_names import HostNames, NamedHost, hosts_file, nsswitch_file
 from harness.clusters.name_server import NameServer, answer_to, parse_question, question_for
+from nemesis.mechanisms.shell import ShellError
 
 NAMES = {"n2": "127.0.0.2", "n3": "127.0.0.3"}
 WRONG = {"n2": "127.0.0.3", "n3": "127.0.0.2"}
@@ -226,3 +227,30 @@ def test_a_process_that_has_ended_does_not_count_as_seeing_another_file(tmp_path
     for astray in (other, tmp_path / "none"):
         assert asyncio.run(seen(astray))["astray"] == [os.getpid()]
     assert ended.wait() == 0
+
+
+class Service:
+    """A name service that notes what it is asked for, and may not answer."""
+
+    def __init__(self, *, answers: bool) -> None:
+        self.asked: list[str] = []
+        self._answers = answers
+
+    async def request(self, op: str, **_: Any) -> dict[str, Any]:
+        self.asked.append(op)
+        if not self._answers:
+            raise ShellError("n1", [op], 1, "no answer")
+        return {}
+
+
+def test_names_of_every_host_are_right_again_even_if_one_host_does_not_answer() -> None:
+    async def body() -> None:
+        services = {"n1": Service(answers=False), "n2": Service(answers=True)}
+        names = HostNames({}, services, members=None)  # type: ignore[arg-type]
+        with pytest.raises(ShellError, match="no answer"):
+            await names.release("f")
+        with pytest.raises(ShellError, match="no answer"):
+            await names.release_all()
+        assert services["n2"].asked == ["release", "release_all"]
+
+    asyncio.run(body())

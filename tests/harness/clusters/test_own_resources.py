@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from harness.clusters.netns_trial import why_no_namespaces
 from harness.clusters.own_resources import OwnResources
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
+from nemesis.mechanisms.shell import ShellError
 from nemesis.resources import RESOURCES
 from nemesis.target import ABILITIES, ProcessMember, ResourceLimit
 
@@ -400,3 +402,69 @@ def test_descriptor_limits_that_somebody_has_raised_are_not_in_force(raised: str
         for child in children:
             child.kill()
             child.communicate()
+
+
+def test_limits_are_undone_on_every_host_and_a_failure_is_made_up_for_when_it_is_repeated(tmp_path: Path) -> None:
+    async def nobody(host: str) -> list[ProcessMember]:
+        return []
+
+    def unlimited(host: str) -> bool:
+        return (tmp_path / host / "cpu.max").read_text().startswith("max")
+
+    async def scenario() -> None:
+        resources = OwnResources({host: {"cpu": str(tmp_path / host)} for host in hosts}, members=nobody)
+        for fault, limited in (("f", ("n1", "n2")), ("g", ("n3",))):
+            await resources.limit(fault, {host: ResourceLimit(kind="cpu", percent=5) for host in limited})
+        (tmp_path / "n1").rename(tmp_path / "away")
+        with pytest.raises(OSError, match="n1/cpu"):
+            await resources.release_all()
+        assert unlimited("n2") and unlimited("n3"), "neither another host nor another fault keeps its limit"
+        for again in (resources.release_all, partial(resources.release, "f")):
+            with pytest.raises(OSError, match="n1/cpu"):
+                await again()
+        (tmp_path / "away").rename(tmp_path / "n1")
+        assert not unlimited("n1")
+        await resources.release("f")
+        assert unlimited("n1")
+        (tmp_path / "n1" / "cpu.max").write_text("5000 100000")
+        await resources.release("f")
+        assert not unlimited("n1"), "what is healed is not touched again"
+
+    hosts = ("n1", "n2", "n3")
+    for host in hosts:
+        (tmp_path / host).mkdir()
+        (tmp_path / host / "cpu.max").write_text("max 100000")
+    asyncio.run(scenario())
+
+
+def test_descriptor_limits_that_could_not_be_undone_are_undone_when_that_is_repeated() -> None:
+    """The processes are asked for again, and the host may not answer."""
+
+    async def scenario(child: subprocess.Popen[bytes]) -> None:
+        was = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+        answers: list[bool] = []
+
+        async def listed(host: str) -> list[ProcessMember]:
+            if answers and not answers.pop(0):
+                raise ShellError(host, ["members"], 1, "no answer")
+            return [ProcessMember(child.pid, 7, "S", "idle")]
+
+        resources = OwnResources({}, members=listed)
+        await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) != was
+        answers += [False, True, False]  # the first step fails, then the second one
+        for _ in range(2):
+            with pytest.raises(ShellError, match="no answer"):
+                await resources.release("f")
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) != was
+        await resources.release("f")
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == was
+
+    idle = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    child = subprocess.Popen(idle, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        asyncio.run(scenario(child))
+    finally:
+        child.kill()
+        child.communicate()

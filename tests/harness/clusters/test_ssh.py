@@ -282,7 +282,7 @@ def test_missing_names_are_hit_by_programs_on_machines_and_are_restored(tmp_path
                         return
 
         await until_last(cluster.bind_address("n2"))
-        target: Any = SimpleNamespace(hosts=cluster.hosts, names=cluster.names)
+        target: Any = SimpleNamespace(hosts=cluster.hosts, names=cluster.names, processes=None)
         planned = await NAME_SERVICE.plan(target, random.Random(1), fault_id="f1", variant="gone@n1")
         assert not (await NAME_SERVICE.prove(target, planned)).proven
         await NAME_SERVICE.inject(target, planned)

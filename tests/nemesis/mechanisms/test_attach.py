@@ -20,9 +20,10 @@ import pytest
 from harness.clusters import host_agent
 from nemesis.mechanisms.launcher import attach, marks
 from nemesis.mechanisms.launcher.control import Control
+from nemesis.mechanisms.launcher.filter import FilterError
 from nemesis.mechanisms.launcher.programs import look
 from nemesis.mechanisms.launcher.supervisor import Ledger, guard
-from nemesis.mechanisms.launcher.tracing import ProcessTree
+from nemesis.mechanisms.launcher.tracing import ProcessTree, TracingError
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_not_attached
 from nemesis.mechanisms.reach import SECCOMP, unreached
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
@@ -312,3 +313,49 @@ def test_a_listener_whose_tracer_was_killed_is_found(tmp_path: Path, at: str, mo
         running.kill()
         running.communicate()
         os.waitpid(guard_pid, 0)
+
+
+FORKED = "import os, sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    ("problem", "error_number"),
+    [
+        (FilterError("the kernel refuses it", errno.EINVAL), errno.EINVAL),
+        (PermissionError(errno.EPERM, "it may not be traced"), errno.EPERM),
+        (TracingError("it keeps receiving signals"), errno.EBUSY),
+    ],
+)
+def test_a_process_that_could_not_be_given_a_filter_after_others_were_is_counted(
+    tmp_path: Path, problem: Exception, error_number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault would not meet it, even though it meets the others."""
+    (tmp_path / "control").write_bytes(HostFaults().pack().ljust(CONTROL_BYTES, b"\0"))
+    control = Control(str(tmp_path / "control"))
+    argv = [sys.executable, "-I", "-S", "-c", FORKED]
+    running = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    guardian, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    real_install, installed = attach.install, list[int]()
+
+    def install(*arguments: Any, **keywords: Any) -> tuple[int, bool]:
+        if installed:
+            raise problem
+        installed.append(1)
+        return real_install(*arguments, **keywords)
+
+    monkeypatch.setattr(attach, "install", install)
+    try:
+        assert running.stdout is not None
+        assert running.pid in {int(running.stdout.readline()) for _ in range(2)}
+        tree = ProcessTree(running.pid)
+        tree.look()
+        attached = attach._attach_in_a_child(control, tree, ["sync"], guardian)
+        assert (attached.failed, attached.error_number) == (1, error_number)
+        assert len([*attached.listeners]) == 1
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        guardian.close()
+        theirs.close()
+    for listener in attached.listeners:
+        os.close(listener.descriptor)

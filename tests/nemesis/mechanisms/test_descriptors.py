@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import socket
@@ -12,13 +14,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nemesis.mechanisms.launcher.descriptors import _free_number, may_open_for
-from nemesis.mechanisms.launcher.filter import DUPLICATING, FIRST_PLACED, GROUPS, OPENING, SYSCALLS, filter_code
+from nemesis.mechanisms.launcher import descriptors
+from nemesis.mechanisms.launcher.descriptors import Descriptors, _free_number, may_open_for, watched_numbers
+from nemesis.mechanisms.launcher.files import Opening
+from nemesis.mechanisms.launcher.filter import DUPLICATING, FIRST_PLACED, GROUPS, OPENING, SYSCALLS, Call, filter_code
 from nemesis.mechanisms.launcher.rights import rights_of
 from nemesis.mechanisms.launcher_archive import why_not_attached
 from tests.nemesis.mechanisms.launched import Program, wait_until
@@ -422,3 +427,65 @@ def test_files_are_opened_only_for_processes_without_additional_rights() -> None
         os.close(ours)
         os.close(theirs)
     assert not may_open_for(child, own), "it has ended"
+
+
+class LetsGoOn:
+    """A listener that notes which calls the kernel executes."""
+
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+
+    def let_go_on(self, identity: int) -> None:
+        self.passed.append(identity)
+
+
+def test_a_file_that_the_supervisor_may_not_open_may_get_an_unreported_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program may be in a directory that it could not reach with its rights, and opens the file itself."""
+    own = rights_of("thread-self")
+    theirs = dataclasses.replace(own, capabilities=own.capabilities ^ 1)
+    made = Descriptors(None, frozenset(), with_reads=False)  # type: ignore[arg-type]
+    listener = LetsGoOn()
+
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, "not reachable")
+
+    monkeypatch.setattr(descriptors, "assumed", lambda *_: contextlib.nullcontext())
+    wanted = Opening(str(tmp_path / "f"), str(tmp_path / "f"), os.O_WRONLY, 0o600, True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        made._open(listener, Call(7, os.getpid(), "openat", ()), wanted, theirs)  # type: ignore[arg-type]
+    assert listener.passed == [7] and made.has_let_pass
+
+
+def test_a_descriptor_that_cannot_be_duplicated_here_may_get_an_unreported_number() -> None:
+    class Unreadable:
+        def has(self, link: str) -> bool:
+            raise PermissionError(errno.EACCES, link)
+
+    made, listener = Descriptors(Unreadable(), frozenset(), with_reads=False), LetsGoOn()  # type: ignore[arg-type]
+    assert made.answer(listener, Call(7, os.getpid(), "dup", (3,)))  # type: ignore[arg-type]
+    assert listener.passed == [7] and made.has_let_pass
+
+
+def test_the_files_of_every_process_are_watched_and_what_cannot_be_inspected_may_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {1: [0, 50, 60], 2: [51, 61, FIRST_PLACED]}
+    files = {"/proc/1/fd/50", "/proc/2/fd/51", f"/proc/2/fd/{FIRST_PLACED}"}
+
+    def status(link: str) -> Any:
+        if link == "/proc/2/fd/61":
+            raise PermissionError(errno.EACCES, link)
+        return os.lstat(__file__) if link in files else os.lstat("/dev/null")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(descriptors, "_numbers", numbers.__getitem__)
+        patched.setattr(os, "stat", status)
+        patched.setattr(descriptors, "may_open_for", lambda pid, own: own)
+        watched = watched_numbers([1, 2])
+        patched.setattr(descriptors, "may_open_for", lambda pid, own: own if pid == 1 else None)
+        watched_if_one_is_foreign = watched_numbers([1, 2])
+    assert watched == {0, 1, 2, 50, 51, 61}
+    assert watched_if_one_is_foreign is None, "a selective filter would let pass what it opens"

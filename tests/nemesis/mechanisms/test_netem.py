@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -134,9 +135,14 @@ def test_each_shape_is_translated_into_tc_parameters() -> None:
         (LATE, f"{direct}; limit 20000 delay 80.000ms 20.000ms rate 100gbit"),
         (LOSSY, f"{direct}; limit 20000 loss random 10.0000% rate 100gbit"),
         (TWICE, f"{direct}; limit 20000 duplicate 30.0000% rate 100gbit"),
+        (LinkShape(corrupt_percent=7), f"{direct}; limit 20000 corrupt 7.0000% rate 100gbit"),
         (LinkShape(delay_ms=20, reorder_percent=40), f"{direct}; limit 20000 delay 20.000ms reorder 40.0000%"),
         (LinkShape(reorder_percent=40), f"{direct}; limit 20000 rate 100gbit"),
         (LinkShape(rate_bytes_per_s=50_000), "rate 400000bit quantum 60000; limit 33 rate 100gbit"),
+        (
+            LinkShape(rate_bytes_per_s=50_000, delay_ms=300, jitter_ms=100),  # packets held back by the delay as well
+            "rate 400000bit quantum 60000; limit 47 delay 300.000ms 100.000ms rate 100gbit",
+        ),
     ):
 
         async def body(shape: LinkShape = shape, words: str = words) -> None:
@@ -187,6 +193,19 @@ def test_a_device_is_rebuilt_after_a_failure() -> None:
     asyncio.run(body())
 
 
+def test_a_tree_that_another_program_has_removed_is_built_anew_once_it_is_forgotten() -> None:
+    async def body() -> None:
+        shaping, kernel = netem()
+        wanted = dict.fromkeys(to("10.0.0.2"), LATE)
+        await shaping.apply(wanted)
+        kernel.clear("eth0")
+        shaping.forget()
+        await shaping.apply(wanted)
+        assert set(kernel.shapes()) == set(wanted)
+
+    asyncio.run(body())
+
+
 def test_a_queue_that_is_missing_afterwards_is_an_error() -> None:
     class Idle(Kernel):
         def perform(self, line: str) -> None:
@@ -198,6 +217,88 @@ def test_a_queue_that_is_missing_afterwards_is_an_error() -> None:
             await shaping.apply(dict.fromkeys(to("10.0.0.2"), LATE))
 
     asyncio.run(body())
+
+
+def test_each_queue_that_is_not_as_wanted_is_an_error() -> None:
+    """Whatever the commands have answered: only what the device shows counts."""
+    wanted = dict.fromkeys(to("10.0.0.2"), LATE)
+
+    class WithoutLeaf(Kernel):
+        def perform(self, line: str) -> None:
+            super().perform(line)
+            self.leaves["eth0"].clear()
+
+    class WithoutRoot(Kernel):
+        def perform(self, line: str) -> None:
+            super().perform(line)
+            if line.startswith("filter"):
+                self.root["eth0"] = ("fq_codel", "0:")
+
+    class Kept(Kernel):
+        def clear(self, device: str) -> None:
+            return None
+
+    async def body() -> None:
+        for kernel, said in (
+            (WithoutLeaf(), "the device should have 5b21:, and has htb 5b1a:"),
+            (WithoutRoot(), "the device should have 5b21:, and has fq_codel 0:, netem 5b21:"),
+        ):
+            with pytest.raises(ShellError, match=f"{said}$"):
+                await Netem(kernel, "n1", DEVICES).apply(wanted)
+        shaping = Netem(Kept(), "n1", DEVICES)
+        await shaping.apply(wanted)
+        for _ in range(2):
+            with pytest.raises(ShellError, match=r"should have no queue of ours, and has htb 5b1a:, netem 5b21:$"):
+                await shaping.apply({})
+
+    asyncio.run(body())
+
+
+FAKE_TC = """#!/bin/sh
+echo "$@" >> "$SAID"
+case "$1 $2" in "qdisc show") cat "$SHOWS" ;; "qdisc del") exit "$STATUS" ;; esac
+"""
+
+
+def with_fake_tc(directory: Path, *, status: int) -> dict[str, str]:
+    """The environment for a `tc` in `directory` that shows what is in the file `shows` and notes its arguments."""
+    said, shows = f"{directory}/said", f"{directory}/shows"
+    return {"PATH": f"{directory}:/usr/bin:/bin", "SAID": said, "SHOWS": shows, "STATUS": str(status)}
+
+
+@pytest.mark.parametrize(
+    ("shown", "status", "said"),
+    [
+        (f"qdisc htb {MARK} root refcnt 2", 0, ["d0", "d1"]),
+        (f"qdisc htb {MARK} root refcnt 2", 2, ["d0"]),
+        ("qdisc htb 8001: root refcnt 2", 0, []),
+        (f"qdisc prio 1: root refcnt 2\nqdisc htb {MARK} parent 1:2", 0, []),
+        (f"qdisc prio {MARK} root refcnt 2", 0, []),
+    ],
+)
+def test_only_our_tree_is_removed_and_a_tree_that_stays_is_reported(
+    tmp_path: Path, shown: str, status: int, said: list[str]
+) -> None:
+    (tmp_path / "tc").write_text(FAKE_TC)
+    (tmp_path / "tc").chmod(0o755)
+    (tmp_path / "shows").write_text(f"{shown}\n")
+    done = subprocess.run(remove_argv(["d0", "d1"]), env=with_fake_tc(tmp_path, status=status), check=False)
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert [line for line in lines if " del " in line] == [
+        f"qdisc del dev {device} root handle {MARK}" for device in said
+    ]
+    assert (done.returncode != 0) == (status != 0)
+
+
+def test_a_kernel_that_accepts_a_tree_and_does_not_show_it_has_no_netem(tmp_path: Path) -> None:
+    for name, script in (("tc", FAKE_TC), ("ip", '#!/bin/sh\ntest "$2" != show\n')):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    found = []
+    for shown in ("qdisc htb 5b1a: root", "qdisc netem 5b21: parent 5b1a:1"):
+        (tmp_path / "shows").write_text(f"{shown}\n")
+        found.append(subprocess.run(trial_argv(), env=with_fake_tc(tmp_path, status=0), check=False).returncode)
+    assert found == [1, 0]
 
 
 def test_a_foreign_queue_is_named_and_never_removed() -> None:

@@ -15,6 +15,7 @@ import pytest
 from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
 from nemesis.mechanisms.launcher_archive import why_no_traps
 from nemesis.mechanisms.reach import PRELOAD, SECCOMP
+from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
@@ -193,3 +194,76 @@ def test_a_read_counts_for_no_skew_if_it_may_have_been_of_another_skewed_clock(
     finally:
         program.process.kill()
         program.process.communicate()
+
+
+class Unanswering(ThisMachine):
+    """Hosts of which one does not answer while `is_away`; the control files are in memory."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.written: list[str] = []
+
+    async def overwrite(self, host: str, path: str, data: bytes) -> None:
+        if self.is_away and host == "n1":
+            raise ShellError(host, ["overwrite"], 1, "no answer")
+        self.written.append(host)
+
+    async def read(self, host: str, path: str, size_bytes: int) -> bytes:
+        return bytes(size_bytes)
+
+
+def controls_of(access: Unanswering) -> ShimControls:
+    place = ShimPlace(library_path="", launcher_path="", control_path="c", data_path="d", undo_path="u")
+    return ShimControls(access, {"n1": place, "n2": place})
+
+
+def test_a_host_whose_account_could_not_be_ended_gets_that_when_it_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        access = Unanswering()
+        controls = controls_of(access)
+        disks = ShimDisks(controls)
+        running = controls.begin("n1", SECCOMP, attaches=True)
+        running.is_running = lambda: True
+
+        async def attached(host: str) -> None:
+            return None
+
+        monkeypatch.setattr(controls, "attached", attached)
+        await disks.expect_cut("f", ["n1"])
+        access.is_away = True
+        with pytest.raises(ShellError, match="no answer"):
+            await disks.release("f")
+        access.is_away = False
+        access.written.clear()
+        await disks.release("f")
+        assert access.written == ["n1"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["clocks", "disks"])
+def test_faults_of_other_hosts_end_even_if_those_of_one_host_cannot_be_ended(kind: str) -> None:
+    async def scenario() -> None:
+        access = Unanswering()
+        controls = controls_of(access)
+        if kind == "clocks":
+            clocks = ShimClocks(controls)
+            faults: Any = clocks
+            for host in ("n1", "n2"):
+                await clocks.skew(f"of {host}", {host: ClockSkew(offset_ms=5)})
+        else:
+            faults = disks = ShimDisks(controls)
+            for host in ("n1", "n2"):
+                await disks.impair(f"of {host}", {host: DiskFault(kind="full")})
+        access.is_away = True
+        access.written.clear()
+        with pytest.raises(ShellError, match="no answer"):
+            await faults.release_all()
+        assert access.written == ["n2"]
+        access.is_away = False
+        await faults.release_all()
+        assert access.written == ["n2", "n1"]
+
+    asyncio.run(scenario())
