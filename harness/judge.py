@@ -45,6 +45,10 @@ that follows is not."""
 MAX_NAMED_EXITS = 3
 """Limit of unexpected exits named in the summary sentence; results.json has all."""
 
+OF_THE_RUN = " (of the run)"
+"""Ends the name of a check of the system, the cluster or the run if a check of the workload has the same name: neither
+may replace the other."""
+
 MAX_ERROR_CHARS = 300
 """Limit of a client error that is counted and quoted: its end often tells what is wrong, and where."""
 
@@ -73,12 +77,14 @@ def judge(
         checks = {name: _unless_gaps(check, missing) for name, check in _checked(workload, clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
-        checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
+        checks = {name: CheckOutcome("unknown", too_large.reason) for name in _names_of(workload)}
         ops, ops_by_f = too_large.ops, too_large.ops_by_f
-    checks.update(observed.system_checks)
     faults = faults_of(events)
+    of_the_run = dict(observed.system_checks)
     if observed.recovery is not None:
-        checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
+        of_the_run[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
+    of_the_run = {f"{name}{OF_THE_RUN if name in checks else ''}": outcome for name, outcome in of_the_run.items()}
+    checks.update(of_the_run)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     load = None
     if observed.final_reads_from is not None:
@@ -105,6 +111,7 @@ def judge(
         "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
+        "checks_of_the_run": sorted(of_the_run),
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
@@ -135,7 +142,7 @@ def _checked(
     limit of address space, such as `ulimit -v`, may be reached before a check's own memory limit."""
 
     def unknown(said: str) -> Mapping[str, CheckOutcome]:
-        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+        return {name: CheckOutcome("unknown", said) for name in _names_of(workload)}
 
     try:
         found: Any = workload.check(clients, context)
@@ -162,6 +169,11 @@ def _checked(
         )
         for name, outcome in found.items()
     }
+
+
+def _names_of(workload: Workload) -> Sequence[str]:
+    """The names of a workload's checks; at least one, so that a check that was not made is seen."""
+    return workload.check_names or ("check",)
 
 
 def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:

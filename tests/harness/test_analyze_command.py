@@ -18,6 +18,7 @@ from harness.errors import OperatorError
 from harness.history_writer import HistoryWriteError
 from harness.runner import Run
 from harness.store import RunDir, RunStatus, Store, StoreError
+from harness.systems.base import CheckOutcome
 from harness.test import test_from_json as read_test
 from harness.workloads.register import RegisterWorkload
 
@@ -64,6 +65,51 @@ def test_a_truncated_history_is_unknown_each_time_it_is_analyzed(run_dir: RunDir
         assert analyze(run_dir) == 2
         words = f"the history has lost its end: only 50 of {len(lines)} client events are left"
         assert words in run_dir.read_results()["reason"]
+
+
+def test_the_workload_s_checks_are_made_again_even_if_it_did_not_declare_them(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for valid, status in ((True, 0), (False, 1), (True, 0)):
+        found = {"linearizable": CheckOutcome(True, "holds"), "extra": CheckOutcome(valid, "as seen now")}
+        monkeypatch.setattr(RegisterWorkload, "check", lambda *_, found=found: found)
+        assert analyze(run_dir) == status
+        assert run_dir.read_results()["checks"]["extra"]["valid"] is valid
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("name", ["replicas", "leaders", "recovers"])
+@pytest.mark.parametrize(("valid", "status"), [(False, 1), ("unknown", 2)])
+def test_what_only_the_run_could_observe_still_counts(
+    run_dir: RunDir, name: str, valid: bool | str, status: int, is_old: bool
+) -> None:
+    def observe(results: Any) -> None:
+        results["checks"][name] = {"valid": valid, "reason": "n2 differs", "term": 7}
+        if is_old:  # an earlier version did not list the checks of the run
+            del results["checks_of_the_run"]
+
+    change(run_dir.results_path, observe)
+    for _ in range(2):
+        assert analyze(run_dir) == status
+        results = run_dir.read_results()
+        assert results["checks"][name] == {"valid": valid, "reason": "n2 differs", "term": 7}
+        assert results["reason"] == f"{name}: n2 differs"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("interrupted", "SIGINT after 0.2 s", "interrupted: SIGINT after 0.2 s; "),
+        ("trouble", ["final reads: gone"], "final reads: gone"),
+        ("unexpected_errors", {"KeyError: x": 2}, "clients failed with unexpected errors (2 times: KeyError: x)"),
+        ("stopped_at_first_violation", "a stale read", "stopped at an apparent violation that no check confirms: a sta"),
+    ],
+)
+def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value: Any, reason: str) -> None:
+    change(run_dir.results_path, lambda results: results.update({name: value}))
+    for _ in range(2):
+        assert analyze(run_dir) == 2
+        assert reason in run_dir.read_results()["reason"] and run_dir.read_results()[name] == value
 
 
 def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
@@ -114,6 +160,7 @@ def test_invalid_events_are_reported_in_one_line(
         ("checks", {"replicas": {"valid": 1, "reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": None}, "check replicas has no verdict"),
         ("trouble", [1], "its trouble is not a list of strings"),
+        ("checks_of_the_run", {"replicas": 1}, "its checks_of_the_run is not a list of strings"),
         ("system", [], "its system is not an object"),
         ("ops", {"ok": "many"}, "its ops are not counts"),
         ("unexpected_errors", "x", "its unexpected_errors are not counts"),

@@ -11,7 +11,7 @@ import pytest
 from harness import cli, large_history
 from harness.history_writer import read_history
 from harness.judge import judge
-from harness.large_history import BYTES_PER_BYTE, LEAST_CHECK_MB, too_large_to_judge
+from harness.large_history import BYTES_PER_BYTE, LEAST_CHECK_MB, TooLarge, too_large_to_judge
 from harness.runner import Observed
 from harness.store import Store
 from harness.systems.base import CheckOutcome
@@ -61,6 +61,18 @@ def test_a_history_is_too_large_if_it_needs_more_memory_than_is_free(
     found = too_large_to_judge(read_history(path))
     assert found is not None and dict(found.ops) == {"invoke": 1} and found.ops_by_f == {}
     assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "reading the file reports that"
+
+
+TOO_LARGE = TooLarge(reason="not judged: too large", ops={"invoke": 1, "ok": 1}, ops_by_f={"write": {"ok": 1}})
+
+
+@pytest.mark.parametrize("declared", [("linearizable",), ()])
+def test_a_history_that_is_too_large_is_unknown_even_if_the_workload_declares_no_checks(declared: Any) -> None:
+    class Declaring(RegisterWorkload):
+        check_names = declared
+
+    results = judge(TEST, Declaring(), [], Observed(), too_large=TOO_LARGE)
+    assert results["valid"] == "unknown" and "not judged: too large" in results["reason"]
 
 
 TEST = Test(
