@@ -83,8 +83,7 @@ def judge(
     of_the_run = dict(observed.system_checks)
     if observed.recovery is not None:
         of_the_run[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
-    of_the_run = {f"{name}{OF_THE_RUN if name in checks else ''}": outcome for name, outcome in of_the_run.items()}
-    checks.update(of_the_run)
+    names_of_the_run = [_add(checks, name, outcome) for name, outcome in of_the_run.items()]
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     load = None
     if observed.final_reads_from is not None:
@@ -111,7 +110,7 @@ def judge(
         "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
-        "checks_of_the_run": sorted(of_the_run),
+        "checks_of_the_run": names_of_the_run,
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
@@ -174,6 +173,14 @@ def _checked(
 def _names_of(workload: Workload) -> Sequence[str]:
     """The names of a workload's checks; at least one, so that a check that was not made is seen."""
     return workload.check_names or ("check",)
+
+
+def _add(checks: dict[str, CheckOutcome], name: str, outcome: CheckOutcome) -> str:
+    """Add a check of the run, under a name that no other check has. Returns the name."""
+    while name in checks:
+        name += OF_THE_RUN
+    checks[name] = outcome
+    return name
 
 
 def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:

@@ -74,7 +74,26 @@ def test_the_workload_s_checks_are_made_again_even_if_it_did_not_declare_them(
         found = {"linearizable": CheckOutcome(True, "holds"), "extra": CheckOutcome(valid, "as seen now")}
         monkeypatch.setattr(RegisterWorkload, "check", lambda *_, found=found: found)
         assert analyze(run_dir) == status
-        assert run_dir.read_results()["checks"]["extra"]["valid"] is valid
+        checks = run_dir.read_results()["checks"]
+        assert checks["extra"]["valid"] is valid and "extra (of the run)" not in checks
+
+
+def test_a_run_in_progress_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its history is not complete, and the run itself will write its results."""
+    running = Store(tmp_path / "store").create("broker-register-none")
+    assert analyze(RunDir(running.path)) == 254
+    assert f"{running.name} is still running: wait until it has ended" in capsys.readouterr().err
+    running.release()
+
+
+def test_everything_observed_is_kept(run_dir: RunDir) -> None:
+    seen: dict[str, Any] = {
+        "final_reads_from": 100, "timeouts": {"kv.py:12": 2}, "unexpected_exits": {"n1 exited, with status 7": 1},
+    }  # fmt: skip
+    change(run_dir.results_path, lambda results: results.update(seen))
+    assert analyze(run_dir) == 0
+    results = run_dir.read_results()
+    assert {name: results[name] for name in seen} == seen
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -102,7 +121,7 @@ def test_what_only_the_run_could_observe_still_counts(
         ("interrupted", "SIGINT after 0.2 s", "interrupted: SIGINT after 0.2 s; "),
         ("trouble", ["final reads: gone"], "final reads: gone"),
         ("unexpected_errors", {"KeyError: x": 2}, "clients failed with unexpected errors (2 times: KeyError: x)"),
-        ("stopped_at_first_violation", "a stale read", "stopped at an apparent violation that no check confirms: a sta"),
+        ("stopped_at_first_violation", "a stale read", "that no check confirms: a stale read"),
     ],
 )
 def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value: Any, reason: str) -> None:
@@ -110,6 +129,16 @@ def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value:
     for _ in range(2):
         assert analyze(run_dir) == 2
         assert reason in run_dir.read_results()["reason"] and run_dir.read_results()[name] == value
+
+
+def test_a_line_that_is_cut_short_is_unknown_even_if_no_count_is_known(run_dir: RunDir) -> None:
+    """As a killed harness leaves it, but with results of an earlier version, which did not count."""
+    text = run_dir.history_path.read_text()
+    run_dir.history_path.write_text(text[:-9])
+    change(run_dir.results_path, lambda results: results.pop("ops"))
+    assert analyze(run_dir) == 2
+    length = len(text.splitlines()[-1]) - 8
+    assert f"the history ends in the middle of a line ({length} characters dropped)" in run_dir.read_results()["reason"]
 
 
 def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:

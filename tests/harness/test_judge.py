@@ -273,13 +273,16 @@ def test_a_check_of_the_run_does_not_replace_one_of_the_workload_with_the_same_n
     assert results["valid"] is False and results["reason"].startswith(f"{name}: read of 3 was stale")
     assert results["checks"][f"{name} (of the run)"]["valid"] is True
     assert results["checks_of_the_run"] == [f"{name} (of the run)"]
+    names = {name: fine, f"{name} (of the run)": CheckOutcome(False, "n2 differs")}  # as a system may have named them
+    results = judge(make_test(), Named(fine), operations(), Observed(system_checks=names))
+    assert results["reason"] == f"{name} (of the run) (of the run): n2 differs"
 
 
 def test_recovery_is_judged_by_the_faults_and_the_trouble_of_the_run() -> None:
     lost = CheckOutcome(False, "n1 ended with status 1")
     for events, observed, why in (
-        ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(recovery=lost), "fault f1 (partition one) was not prov"),
-        ([*operations(), *fault()], Observed(recovery=lost, trouble=["healing: lost"]), "part of the run itself failed"),
+        ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(recovery=lost), "fault f1 (partition one) was not"),
+        ([*operations(), *fault()], Observed(recovery=lost, trouble=["healing: lost"]), "part of the run itself"),
     ):
         results = judge(make_test(), VALID, events, observed)
         assert results["valid"] == results["checks"]["recovers"]["valid"] == "unknown"
@@ -289,8 +292,9 @@ def test_recovery_is_judged_by_the_faults_and_the_trouble_of_the_run() -> None:
 
 def test_only_clients_events_count_as_the_load() -> None:
     """`final_reads_from` is an index among all events, those of the faults included."""
-    under_load, at_the_end = client_events((0, "write", "ok", 1), (2, "read", "fail", None)), client_events(
-        (4, "read", "ok", 1)
+    under_load, at_the_end = (
+        client_events((0, "write", "ok", 1), (2, "read", "fail", None)),
+        client_events((4, "read", "ok", 1)),
     )
     events = [*fault(), *under_load, *at_the_end]
     results = judge(make_test(), VALID, events, Observed(final_reads_from=len(fault()) + len(under_load)))

@@ -224,6 +224,16 @@ def test_an_unknown_run_never_looks_valid(run):
     assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
 
 
+@pytest.mark.parametrize("valid", ["unknown", False])
+def test_doubts_that_are_left_out_are_counted(run, valid):
+    doubts = [f"fault f{number} was not proven healed" for number in range(14)]
+    page = report(run, runs.make_results([], valid=valid, reason="as seen", doubts=doubts))
+    assert doubts[11] in page.text and doubts[12] not in page.text
+    assert "and 2 more: results.json has all" in page.text
+    page = report(run, runs.make_results([], valid=valid, reason="as seen", doubts=doubts[:12]))
+    assert doubts[11] in page.text and "more: results.json" not in page.text
+
+
 def test_a_fault_that_was_not_exercised_is_shown_with_the_reason(run):
     faults = runs.make_faults(60)
     met = {"proven": True, "exercised": False, "detail": "no packet ran into the cut"}
