@@ -131,6 +131,19 @@ def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value:
         assert reason in run_dir.read_results()["reason"] and run_dir.read_results()[name] == value
 
 
+def test_one_lost_operation_at_the_end_is_noticed_and_events_of_faults_do_not_make_up_for_it(run_dir: RunDir) -> None:
+    lines = lines_of(run_dir)
+    healed = [
+        json.dumps({**json.loads(line), "process": "nemesis", "f": "heal", "value": {}}) + "\n" for line in lines[-2:]
+    ]
+    for left in (lines[:-2], lines[:-2] + healed):
+        run_dir.history_path.write_text("".join(left))
+        assert analyze(run_dir) == 2
+        told = f"the history has lost its end: only {len(lines) - 2} of {len(lines)} client events are left"
+        assert run_dir.read_results()["trouble"] == [told]
+        change(run_dir.results_path, lambda results: results.update(trouble=[], ops={"ok": len(lines)}))
+
+
 def test_a_line_that_is_cut_short_is_unknown_even_if_no_count_is_known(run_dir: RunDir) -> None:
     """As a killed harness leaves it, but with results of an earlier version, which did not count."""
     text = run_dir.history_path.read_text()

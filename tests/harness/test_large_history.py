@@ -41,6 +41,16 @@ def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
     assert run_dir.read_results()["trouble"] == results["trouble"], "the history is not reported as truncated"
     monkeypatch.undo()
     assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
+    text = run_dir.history_path.read_text()
+    monkeypatch.setattr(large_history, "free_bytes", lambda: 100_000)
+    run_dir.history_path.write_text(text[: text.rindex("\n", 0, -1) + 1])
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2
+    monkeypatch.undo()
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2, "it has lost an event since it was judged"
+    assert "the history has lost its end: only " in run_dir.read_results()["reason"]
+    run_dir.history_path.write_text(text)
+    run_dir.write_results(results)
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
     judged = run_dir.read_results()
     for name in ("ops", "ops_by_f", "faults"):
         assert judged[name] == results[name], name
