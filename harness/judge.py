@@ -4,7 +4,7 @@ invalid   some check found a violation; nothing else can excuse it
 unknown   no violation was found, but something that a valid verdict requires is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
           succeeded or none of a kind (reads, for example), none was in progress during a fault, acknowledged
-          messages were left unread, a phase failed, the run was interrupted early
+          messages were left unread, the final reads took too long, a phase failed, the run was interrupted early
 valid     everything that was requested happened, was proven, was checked, and holds
 """
 
@@ -119,6 +119,7 @@ def judge(
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
         "final_reads_from": observed.final_reads_from,
+        "final_reads_cut": observed.final_reads_cut,
         "system": dict(observed.system_facts),
         "seed": test.seed,
         "replay": test.replay_line(),
@@ -245,6 +246,8 @@ def _doubts(
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed with unexpected errors ({count} times: {text})"
     yield from observed.trouble
+    if observed.final_reads_cut is not None:
+        yield observed.final_reads_cut
 
 
 def _untested(

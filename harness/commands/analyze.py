@@ -111,7 +111,7 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
         counts = results.get(name, {})
         if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
             return f"its {name} are not counts"
-    for name in ("interrupted", "stopped_at_first_violation"):
+    for name in ("interrupted", "stopped_at_first_violation", "final_reads_cut"):
         if results.get(name) is not None and type(results[name]) is not str:
             return f"{name} is not a string"
     if type(results.get("final_reads_from", 0)) not in (int, type(None)):
@@ -129,6 +129,7 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
         interrupted=before.get("interrupted"),
         stopped_at_first_violation=before.get("stopped_at_first_violation"),
         final_reads_from=before.get("final_reads_from"),
+        final_reads_cut=before.get("final_reads_cut"),
         trouble=list(before.get("trouble", [])),
         unexpected_errors=dict(before.get("unexpected_errors", {})),
         timeouts=dict(before.get("timeouts", {})),

@@ -122,6 +122,7 @@ def test_what_only_the_run_could_observe_still_counts(
         ("trouble", ["final reads: gone"], "final reads: gone"),
         ("unexpected_errors", {"KeyError: x": 2}, "clients failed with unexpected errors (2 times: KeyError: x)"),
         ("stopped_at_first_violation", "a stale read", "that no check confirms: a stale read"),
+        ("final_reads_cut", "the final reads were ended after 150 s", "the final reads were ended after 150 s"),
     ],
 )
 def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value: Any, reason: str) -> None:

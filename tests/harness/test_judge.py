@@ -119,6 +119,7 @@ def test_a_run_without_doubts_is_valid() -> None:
         (operations(), Observed(trouble=["the history has lost its end"]), "the history contains no faults"),
         ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
         ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
+        ([*operations(), *fault()], Observed(final_reads_cut="ended after 150 s"), "ended after 150 s"),
         ([*operations(), *fault()], Observed(unexpected_errors={"KeyError: x": 2}), "KeyError: x"),
         (
             [*operations(), *fault()],

@@ -529,3 +529,18 @@ def test_a_nemesis_or_workload_that_blocks_without_await_is_interrupted_and_name
         _, results, _ = memory_run(time_limit_s=60.0, operation_timeout_s=0.2)
     assert results["valid"] == "unknown" and results["interrupted"]
     assert any("test_runner.py" in trouble and "must await" in trouble for trouble in results["trouble"])
+
+
+def test_final_reads_that_take_too_long_leave_the_verdict_unknown(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread reads key after key, so that the keys that it would have read last are not read at all."""
+    monkeypatch.setattr(runner, "FINAL_READ_LIMIT_S", 0.0)
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] == "unknown" and results["trouble"] == []
+    assert results["reason"] == "the final reads were ended after 0 s, before everything was read"
+
+
+def test_final_reads_that_end_by_themselves_leave_no_doubt(memory_run: Any) -> None:
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] is True and results["final_reads_cut"] is None

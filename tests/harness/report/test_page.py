@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.report.checks import check_sections
 from harness.report.console import print_summary
 from harness.report.page import MAX_REPORT_BYTES, write_report
 from harness.store import StoreError
@@ -222,6 +223,14 @@ def test_an_unknown_run_never_looks_valid(run):
     assert page.text.count("not proven") == 1
     assert "5 of 6" in page.text
     assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
+
+
+def test_the_checks_that_are_left_out_of_a_page_are_the_valid_ones():
+    checks = {f"fine{number}": {"valid": True, "reason": ""} for number in range(5)}
+    checks |= {"open": {"valid": "unknown", "reason": ""}, "broken": {"valid": False, "reason": ""}}
+    assert [(each.name, each.verdict) for each in check_sections(checks, 3)] == [
+        ("broken", "invalid"), ("open", "unknown"), ("fine0", "valid"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("valid", ["unknown", False])
