@@ -149,7 +149,7 @@ class Limit(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """`inner` for `seconds` after the first call of `next`; then `on_cut` is called if it had more for a thread to do."""
+    """`inner` for `seconds` after the first call of `next`; `on_cut` is called if it had more for a thread to do."""
 
     seconds: float
     inner: Generator
