@@ -544,3 +544,44 @@ def test_final_reads_that_take_too_long_leave_the_verdict_unknown(
 def test_final_reads_that_end_by_themselves_leave_no_doubt(memory_run: Any) -> None:
     _, results, _ = memory_run(nemesis=())
     assert results["valid"] is True and results["final_reads_cut"] is None
+
+
+def test_a_teardown_that_fails_leaves_the_verdict_unknown_and_the_rest_is_still_taken_down(memory_run: Any) -> None:
+    seen: list[Any] = []
+
+    def stuck(system: Any) -> None:
+        async def stop() -> None:
+            raise OSError("no route to n1")
+
+        seen.append(system)
+        system.stop = stop
+
+    _, results, _ = memory_run(nemesis=(), system=stuck)
+    assert results["valid"] == "unknown" and results["reason"] == "stopping the system: OSError: no route to n1"
+    assert seen[0].cluster.stopped
+
+
+def test_an_error_in_tracking_the_leader_leaves_the_verdict_unknown(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(self: Run) -> None:
+        raise ValueError("no such role")
+
+    monkeypatch.setattr(Run, "_follow_leaders", follow)
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] == "unknown" and results["reason"] == "tracking the leader: ValueError: no such role"
+
+
+def test_a_teardown_that_is_abandoned_leaves_the_verdict_unknown(memory_run: Any) -> None:
+    def hanging(system: Any) -> None:
+        async def stop() -> None:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.01)
+            await asyncio.Event().wait()
+
+        system.stop = stop
+
+    _, results, _ = memory_run(nemesis=(), system=hanging)
+    assert results["valid"] == "unknown" and results["interrupted"] is None
+    assert results["reason"] == "stopping the system: abandoned; harness clean removes what it left"
