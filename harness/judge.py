@@ -80,10 +80,7 @@ def judge(
         checks = {name: CheckOutcome("unknown", too_large.reason) for name in _names_of(workload)}
         ops, ops_by_f = too_large.ops, too_large.ops_by_f
     faults = faults_of(events)
-    of_the_run = dict(observed.system_checks)
-    if observed.recovery is not None:
-        of_the_run[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
-    names_of_the_run = [_add(checks, name, outcome) for name, outcome in of_the_run.items()]
+    names_of_the_run = _add_those_of_the_run(checks, observed, faults)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     load = None
     if observed.final_reads_from is not None:
@@ -176,12 +173,21 @@ def _names_of(workload: Workload) -> Sequence[str]:
     return workload.check_names or ("check",)
 
 
-def _add(checks: dict[str, CheckOutcome], name: str, outcome: CheckOutcome) -> str:
-    """Add a check of the run, under a name that no other check has. Returns the name."""
-    while name in checks:
-        name += OF_THE_RUN
-    checks[name] = outcome
-    return name
+def _add_those_of_the_run(
+    checks: dict[str, CheckOutcome], observed: Observed, faults: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Add the checks of the system, the cluster and the run, under names that no other check has. Returns the names."""
+    found = dict(observed.system_checks)
+    if observed.recovery is not None:
+        found[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
+    names = []
+    for given, outcome in found.items():
+        name = given
+        while name in checks:
+            name += OF_THE_RUN
+        checks[name] = outcome
+        names.append(name)
+    return names
 
 
 def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:
