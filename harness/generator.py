@@ -149,26 +149,29 @@ class Limit(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """`inner` for `seconds` after the first call of `next`."""
+    """`inner` for `seconds` after the first call of `next`; `on_cut` is called if it had more for a thread to do."""
 
     seconds: float
     inner: Generator
     end_ns: int | None = None
+    on_cut: Callable[[], None] | None = None
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         end_ns = self.end_ns if self.end_ns is not None else context.time_ns + int(self.seconds * 1e9)
         if context.time_ns >= end_ns:
+            if self.on_cut is not None and self.inner.next(context)[0] is not None:
+                self.on_cut()
             return None, self
         step, inner = self.inner.next(context)
         if isinstance(step, Wait) and step.until_ns > end_ns:
             step = step._replace(until_ns=end_ns)
         if inner is self.inner and end_ns == self.end_ns:
             return step, self
-        return step, TimeLimit(self.seconds, inner, end_ns)
+        return step, TimeLimit(self.seconds, inner, end_ns, self.on_cut)
 
     def update(self, context: Context, event: Event) -> Generator:
         inner = self.inner.update(context, event)
-        return self if inner is self.inner else TimeLimit(self.seconds, inner, self.end_ns)
+        return self if inner is self.inner else TimeLimit(self.seconds, inner, self.end_ns, self.on_cut)
 
     def idle_until_ns(self, now_ns: int) -> int | None:
         """Like `inner`, but not beyond the end."""

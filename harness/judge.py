@@ -4,7 +4,7 @@ invalid   some check found a violation; nothing else can excuse it
 unknown   no violation was found, but something that a valid verdict requires is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
           succeeded or none of a kind (reads, for example), none was in progress during a fault, acknowledged
-          messages were left unread, a phase failed, the run was interrupted early
+          messages were left unread, the final reads took too long, a phase failed, the run was interrupted early
 valid     everything that was requested happened, was proven, was checked, and holds
 """
 
@@ -45,6 +45,10 @@ that follows is not."""
 MAX_NAMED_EXITS = 3
 """Limit of unexpected exits named in the summary sentence; results.json has all."""
 
+OF_THE_RUN = " (of the run)"
+"""Ends the name of a check of the system, the cluster or the run if a check of the workload has the same name: neither
+may replace the other."""
+
 MAX_ERROR_CHARS = 300
 """Limit of a client error that is counted and quoted: its end often tells what is wrong, and where."""
 
@@ -73,12 +77,10 @@ def judge(
         checks = {name: _unless_gaps(check, missing) for name, check in _checked(workload, clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
-        checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
+        checks = {name: CheckOutcome("unknown", too_large.reason) for name in _names_of(workload)}
         ops, ops_by_f = too_large.ops, too_large.ops_by_f
-    checks.update(observed.system_checks)
     faults = faults_of(events)
-    if observed.recovery is not None:
-        checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
+    names_of_the_run = _add_those_of_the_run(checks, observed, faults)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     load = None
     if observed.final_reads_from is not None:
@@ -105,6 +107,7 @@ def judge(
         "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
+        "checks_of_the_run": names_of_the_run,
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
@@ -113,6 +116,7 @@ def judge(
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
         "final_reads_from": observed.final_reads_from,
+        "final_reads_cut": observed.final_reads_cut,
         "system": dict(observed.system_facts),
         "seed": test.seed,
         "replay": test.replay_line(),
@@ -135,7 +139,7 @@ def _checked(
     limit of address space, such as `ulimit -v`, may be reached before a check's own memory limit."""
 
     def unknown(said: str) -> Mapping[str, CheckOutcome]:
-        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+        return {name: CheckOutcome("unknown", said) for name in _names_of(workload)}
 
     try:
         found: Any = workload.check(clients, context)
@@ -162,6 +166,28 @@ def _checked(
         )
         for name, outcome in found.items()
     }
+
+
+def _names_of(workload: Workload) -> Sequence[str]:
+    """The names of a workload's checks; at least one, so that a check that was not made is seen."""
+    return workload.check_names or ("check",)
+
+
+def _add_those_of_the_run(
+    checks: dict[str, CheckOutcome], observed: Observed, faults: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Add the checks of the system, the cluster and the run, under names that no other check has. Returns the names."""
+    found = dict(observed.system_checks)
+    if observed.recovery is not None:
+        found[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
+    names = []
+    for given, outcome in found.items():
+        name = given
+        while name in checks:
+            name += OF_THE_RUN
+        checks[name] = outcome
+        names.append(name)
+    return names
 
 
 def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:
@@ -226,6 +252,8 @@ def _doubts(
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed with unexpected errors ({count} times: {text})"
     yield from observed.trouble
+    if observed.final_reads_cut is not None:
+        yield observed.final_reads_cut
 
 
 def _untested(

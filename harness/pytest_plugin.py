@@ -211,9 +211,9 @@ def splitbrain(request: pytest.FixtureRequest) -> Iterator[Splitbrain]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """Fail a test that passed without looking at the verdict of an invalid or unknown run."""
+    """Fail a test that passed, or skipped itself, without looking at the verdict of an invalid or unknown run."""
     outcome = yield
-    if outcome.excinfo is not None:
+    if outcome.excinfo is not None and not isinstance(outcome.excinfo[1], pytest.skip.Exception):
         return
     try:
         for run in item.stash.get(_RUNS, []):

@@ -51,8 +51,9 @@ __all__ = ["FINAL_READ_LIMIT_S", "Listener", "Observed", "Run", "SilentListener"
 
 logger = logging.getLogger(__name__)
 
-FINAL_READ_LIMIT_S = 120.0
-"""For the final reads as a whole; what is not read by then stays unread, which the checkers notice."""
+FINAL_READ_LIMIT_S = 150.0
+"""For the final reads as a whole: longer than the longest setting of a workload (delay's 60 s, and 60 s without a
+value). What is not read by then stays unread, where a loss would not show, so that the run cannot be valid."""
 
 GIVE_UP_AT = 3
 """The signal at which the run stops waiting: the first ends the load, the second prints what the run waits for."""
@@ -143,6 +144,9 @@ class Observed:
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
     final_reads_from: int | None = None
     """The index of the first client event after the load; None if unknown."""
+    final_reads_cut: str | None = None
+    """That the final reads took too long and were ended, as text. No entry of `trouble`: a system that answers nothing
+    may be the reason, and is to blame for it."""
     recovery: CheckOutcome | None = None
     """The outcome of waiting for the system after the last heal; None if there was no wait."""
     system_facts: Mapping[str, Any] = field(default_factory=dict)
@@ -188,6 +192,8 @@ class Run:
     _was_blocked: bool = False
     _load_has_begun: bool = False
     _load_is_over: bool = False
+    _are_reads_through: bool = False
+    """Whether some round of the final reads asked for everything."""
     _is_taken_down: bool = False
     """Whether the teardown has begun: everything that is judged was observed before."""
     _current: str = "starting"
@@ -457,12 +463,18 @@ class Run:
             self.observed.recovery = await read_until_answered(self._read_all, before, timeout_s=timeout_s)
 
     async def _read_all(self) -> Answers:
-        workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
+        cuts: list[str] = []
+        told = f"the final reads were ended after {FINAL_READ_LIMIT_S:g} s, before everything was read"
+        reads = TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator(), on_cut=lambda: cuts.append(told))
+        workers = self._make_workers(reads, self.writer)
         self._readers = workers
         try:
             await self._work(workers)
         finally:
             self._readers = None
+        if not cuts:
+            self._are_reads_through = True
+        self.observed.final_reads_cut = None if self._are_reads_through else told
         return Answers(
             asked=workers.completed,
             succeeded=workers.succeeded.total(),

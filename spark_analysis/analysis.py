@@ -142,22 +142,28 @@ def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
     copies = _copies([row for row in rows if row.is_usable])
     if not copies:
         return runs
-    listing.remarks += [(path, f"a copy of {original}, which is counted instead") for path, original in copies]
-    names = spark.createDataFrame([(path,) for path, _ in copies], "run_dir string")
-    return runs.join(F.broadcast(names), "run_dir", "left_anti")
+    for copy, original in copies:
+        # In two compacted stores both have the same name.
+        where = original.file if copy.run_dir == original.run_dir else original.run_dir
+        listing.remarks.append((copy.run_dir, f"a copy of {where}, which is counted instead"))
+    places = spark.createDataFrame([(copy.file, copy.run_dir) for copy, _ in copies], "file string, run_dir string")
+    return runs.join(F.broadcast(places), ["file", "run_dir"], "left_anti")
 
 
-def _copies(rows: Sequence[Any]) -> list[tuple[str, str]]:
-    """Pairs of the place of a copy and that of its original; a run is counted once. Copies have the same run id, or for
+def _copies(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Pairs of the row of a copy and that of its original; a run is counted once. Copies have the same run id, or for
     a run that was killed, which has none, the same history."""
-    originals: dict[str, str] = {}
+    originals: dict[str, Any] = {}
     copies = []
-    for row in sorted(rows, key=lambda row: (row.source == "compacted", LATEST in row.run_dir.split("/"), row.run_dir)):
+    ordered = sorted(
+        rows, key=lambda row: (row.source == "compacted", LATEST in row.run_dir.split("/"), row.run_dir, row.file)
+    )
+    for row in ordered:
         name = row.fingerprint if row.run_id == row.run_dir and row.fingerprint else row.run_id
         if name in originals:
-            copies.append((row.run_dir, originals[name]))
+            copies.append((row, originals[name]))
         else:
-            originals[name] = row.run_dir
+            originals[name] = row
     return copies
 
 

@@ -144,25 +144,26 @@ def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: Che
     from pyspark.storagelevel import StorageLevel
 
     wanted: dict[str, tuple[str, ...]] = {}
+    by_file: dict[str, dict[str, tuple[str, ...]]] = {}  # a compacted file may also hold copies, which do not count
     sizes: dict[str, int] = {}
     usable = runs.filter("problem is null")
     for run in usable.select("run_dir", "file", "workload", "configuration", "operations").collect():
         checks = plan.checks_for(run.workload, run.configuration)
         if checks:
-            wanted[run.run_dir] = checks
+            wanted[run.run_dir] = by_file.setdefault(run.file, {})[run.run_dir] = checks
             sizes[run.file] = sizes.get(run.file, 0) + run.operations
     share = WHOLE_SHARE * sum(sizes.values()) / spark.sparkContext.defaultParallelism
     divisible = any(not _spans_keys(name) for checks in wanted.values() for name in checks)
     large = [path for path, operations in sizes.items() if divisible and operations > share]
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _batched(map(_cut_row, _all_parts(batches, wanted)), _CUT_SCHEMA)
+        return _batched(map(_cut_row, _all_parts(batches, by_file)), _CUT_SCHEMA)
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _batched((row for part in _sent_parts(batches) for row in _judged(part, wanted, plan)), _CHECK_SCHEMA)
 
     def read_and_judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = _all_parts(batches, wanted)
+        parts = _all_parts(batches, by_file)
         return _batched((row for part in parts for row in _judged(part, wanted, plan)), _CHECK_SCHEMA)
 
     rows: list[Any] = []
@@ -249,10 +250,12 @@ class _Part(NamedTuple):
 WHOLE = -1
 
 
-def _all_parts(batches: Iterator[pa.RecordBatch], wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
-    """The parts of every run in some files that a check needs."""
+def _all_parts(
+    batches: Iterator[pa.RecordBatch], by_file: Mapping[str, Mapping[str, tuple[str, ...]]]
+) -> Iterator[_Part]:
+    """The parts that a check needs of every run in some files. `by_file` has the checks of the runs of each file."""
     for path, content in opened(batches):
-        yield from _parts(path, content, wanted)
+        yield from _parts(path, content, by_file.get(path, {}))
 
 
 def _parts(path: str, content: Content, wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:

@@ -100,16 +100,18 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
         whole = isinstance(check, dict) and type(check.get("reason")) is str
         if not whole or type(check.get("valid")) not in (bool, str):
             return f"check {name} has no verdict"
-    trouble, system = results.get("trouble", []), results.get("system", {})
-    if not isinstance(trouble, list) or not all(type(each) is str for each in trouble):
-        return "its trouble is not a list of strings"
+    for name in ("trouble", "checks_of_the_run"):
+        texts = results.get(name, [])
+        if not isinstance(texts, list) or not all(type(each) is str for each in texts):
+            return f"its {name} is not a list of strings"
+    system = results.get("system", {})
     if not isinstance(system, dict):
         return "its system is not an object"
     for name in ("ops", "unexpected_errors", "timeouts", "unexpected_exits"):
         counts = results.get(name, {})
         if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
             return f"its {name} are not counts"
-    for name in ("interrupted", "stopped_at_first_violation"):
+    for name in ("interrupted", "stopped_at_first_violation", "final_reads_cut"):
         if results.get(name) is not None and type(results[name]) is not str:
             return f"{name} is not a string"
     if type(results.get("final_reads_from", 0)) not in (int, type(None)):
@@ -120,11 +122,14 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
 def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
     if not before:
         return Observed(trouble=["the run ended before it was judged, so the state of its replicas is unknown"])
-    of_the_history = set(workload.check_names)
+    checks = before.get("checks", {})
+    # An older harness did not list them. A workload's check that it did not declare is not one of them.
+    of_the_run = before.get("checks_of_the_run", checks.keys() - set(workload.check_names))
     return Observed(
         interrupted=before.get("interrupted"),
         stopped_at_first_violation=before.get("stopped_at_first_violation"),
         final_reads_from=before.get("final_reads_from"),
+        final_reads_cut=before.get("final_reads_cut"),
         trouble=list(before.get("trouble", [])),
         unexpected_errors=dict(before.get("unexpected_errors", {})),
         timeouts=dict(before.get("timeouts", {})),
@@ -135,8 +140,8 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
                 check["reason"],
                 {key: value for key, value in check.items() if key not in ("valid", "reason")},
             )
-            for name, check in before.get("checks", {}).items()
-            if name not in of_the_history
+            for name, check in checks.items()
+            if name in of_the_run
         },
         system_facts=before.get("system", {}),
     )

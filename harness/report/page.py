@@ -47,6 +47,7 @@ MAX_TIMED_VIOLATIONS = 8
 """Most violations with a time given by a check that are marked in the charts, the first ones."""
 
 MAX_ERROR_ROWS = 15
+MAX_DOUBTS = 12
 MAX_LOG_LINKS = 60
 MAX_LOG_NAME = 80
 MAX_SETTINGS = 30
@@ -152,7 +153,7 @@ def _render(
         # Do not repeat the sentence.
         reason="" if reason.lower() in sentence.lower() or sentence.lower() in reason.lower() else reason,
         has_moments=bool(moments),
-        doubts=[clip(line) for line in _list(results.get("doubts"))][:12],
+        doubts=_doubts(results),
         tiles=_tiles(data, faults),
         facts=_facts(test, results),
         replay=clip(results.get("replay") or "", 2000),
@@ -173,6 +174,14 @@ def _render(
         files=_files(directory),
         history=data,
     )
+
+
+def _doubts(results: Mapping[str, Any]) -> list[str]:
+    """The first doubts, and how many more there are."""
+    doubts = _list(results.get("doubts"))
+    more = len(doubts) - MAX_DOUBTS
+    left_out = [f"and {more} more: results.json has all"] if more > 0 else []
+    return [clip(line) for line in doubts[:MAX_DOUBTS]] + left_out
 
 
 def _clients(test: Mapping[str, Any]) -> int:

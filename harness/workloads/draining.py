@@ -9,7 +9,7 @@ from typing import Any
 from harness.generator import Context, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome
 
-__all__ = ["DRAIN_LIMIT_S", "Drain", "TakeUntilQuiet", "unless_drained", "unless_taken_unseen"]
+__all__ = ["DRAIN_LIMIT_S", "Drain", "TakeUntilQuiet", "unless_drained", "unless_left_inside", "unless_taken_unseen"]
 
 DRAIN_LIMIT_S = 60.0
 """Limit of each thread's final receives. A group that has not caught up within it counts as not drained."""
@@ -126,6 +126,17 @@ def unless_taken_unseen(
         reason = f"{missing} values never came out, but nobody found the queue empty after the last put"
         return CheckOutcome("unknown", reason, outcome.details)
     return outcome
+
+
+def unless_left_inside(
+    outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], *, put: str, taken: str
+) -> CheckOutcome:
+    """`outcome`, or "unknown" if it is valid although nobody found nothing left after the last `put`: the values that
+    did not come out may have been lost."""
+    if outcome.valid is not True or _was_found_empty(history, put, taken, 0.0):
+        return outcome
+    reason = f"{outcome.reason}; but no {taken} after the last {put} found nothing left, so that losses would not show"
+    return CheckOutcome("unknown", reason, outcome.details)
 
 
 def _was_found_empty(history: Sequence[Mapping[str, Any]], put: str, taken: str, due_ms: float) -> bool:

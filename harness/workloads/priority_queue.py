@@ -16,7 +16,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, gives, takes
 from harness.workloads.checks import linearizable
-from harness.workloads.draining import TakeUntilQuiet
+from harness.workloads.draining import TakeUntilQuiet, unless_left_inside
 from harness.workloads.queues import Numbered
 from harness.workloads.stack import DRAIN_SETTING
 
@@ -55,4 +55,5 @@ class PriorityQueueWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         model = PriorityQueue(largest_first=self.text("first") == "largest")
-        return {"linearizable": linearizable(history, model, context)}
+        found = linearizable(history, model, context)
+        return {"linearizable": unless_left_inside(found, history, put="insert", taken="extract")}

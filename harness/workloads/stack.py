@@ -16,7 +16,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, gives, takes
 from harness.workloads.checks import linearizable
-from harness.workloads.draining import TakeUntilQuiet
+from harness.workloads.draining import TakeUntilQuiet, unless_left_inside
 from harness.workloads.queues import message_numbers
 
 __all__ = ["DRAIN_SETTING", "StackWorkload"]
@@ -44,4 +44,5 @@ class StackWorkload(CapabilityWorkload):
         return EachThread(TakeUntilQuiet("pop", self.number("drain_s")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable(history, Stack(), context)}
+        found = linearizable(history, Stack(), context)
+        return {"linearizable": unless_left_inside(found, history, put="push", taken="pop")}

@@ -18,6 +18,7 @@ from harness.errors import OperatorError
 from harness.history_writer import HistoryWriteError
 from harness.runner import Run
 from harness.store import RunDir, RunStatus, Store, StoreError
+from harness.systems.base import CheckOutcome
 from harness.test import test_from_json as read_test
 from harness.workloads.register import RegisterWorkload
 
@@ -64,6 +65,94 @@ def test_a_truncated_history_is_unknown_each_time_it_is_analyzed(run_dir: RunDir
         assert analyze(run_dir) == 2
         words = f"the history has lost its end: only 50 of {len(lines)} client events are left"
         assert words in run_dir.read_results()["reason"]
+
+
+def test_the_workload_s_checks_are_made_again_even_if_it_did_not_declare_them(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for valid, status in ((True, 0), (False, 1), (True, 0)):
+        found = {"linearizable": CheckOutcome(True, "holds"), "extra": CheckOutcome(valid, "as seen now")}
+        monkeypatch.setattr(RegisterWorkload, "check", lambda *_, found=found: found)
+        assert analyze(run_dir) == status
+        checks = run_dir.read_results()["checks"]
+        assert checks["extra"]["valid"] is valid and "extra (of the run)" not in checks
+
+
+def test_a_run_in_progress_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its history is not complete, and the run itself will write its results."""
+    running = Store(tmp_path / "store").create("broker-register-none")
+    assert analyze(RunDir(running.path)) == 254
+    assert f"{running.name} is still running: wait until it has ended" in capsys.readouterr().err
+    running.release()
+
+
+def test_everything_observed_is_kept(run_dir: RunDir) -> None:
+    seen: dict[str, Any] = {
+        "final_reads_from": 100, "timeouts": {"kv.py:12": 2}, "unexpected_exits": {"n1 exited, with status 7": 1},
+    }  # fmt: skip
+    change(run_dir.results_path, lambda results: results.update(seen))
+    assert analyze(run_dir) == 0
+    results = run_dir.read_results()
+    assert {name: results[name] for name in seen} == seen
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("name", ["replicas", "leaders", "recovers"])
+@pytest.mark.parametrize(("valid", "status"), [(False, 1), ("unknown", 2)])
+def test_what_only_the_run_could_observe_still_counts(
+    run_dir: RunDir, name: str, valid: bool | str, status: int, is_old: bool
+) -> None:
+    def observe(results: Any) -> None:
+        results["checks"][name] = {"valid": valid, "reason": "n2 differs", "term": 7}
+        if is_old:  # an earlier version did not list the checks of the run
+            del results["checks_of_the_run"]
+
+    change(run_dir.results_path, observe)
+    for _ in range(2):
+        assert analyze(run_dir) == status
+        results = run_dir.read_results()
+        assert results["checks"][name] == {"valid": valid, "reason": "n2 differs", "term": 7}
+        assert results["reason"] == f"{name}: n2 differs"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("interrupted", "SIGINT after 0.2 s", "interrupted: SIGINT after 0.2 s; "),
+        ("trouble", ["final reads: gone"], "final reads: gone"),
+        ("unexpected_errors", {"KeyError: x": 2}, "clients failed with unexpected errors (2 times: KeyError: x)"),
+        ("stopped_at_first_violation", "a stale read", "that no check confirms: a stale read"),
+        ("final_reads_cut", "the final reads were ended after 150 s", "the final reads were ended after 150 s"),
+    ],
+)
+def test_what_made_the_run_unknown_still_does(run_dir: RunDir, name: str, value: Any, reason: str) -> None:
+    change(run_dir.results_path, lambda results: results.update({name: value}))
+    for _ in range(2):
+        assert analyze(run_dir) == 2
+        assert reason in run_dir.read_results()["reason"] and run_dir.read_results()[name] == value
+
+
+def test_one_lost_operation_at_the_end_is_noticed_and_events_of_faults_do_not_make_up_for_it(run_dir: RunDir) -> None:
+    lines = lines_of(run_dir)
+    healed = [
+        json.dumps({**json.loads(line), "process": "nemesis", "f": "heal", "value": {}}) + "\n" for line in lines[-2:]
+    ]
+    for left in (lines[:-2], lines[:-2] + healed):
+        run_dir.history_path.write_text("".join(left))
+        assert analyze(run_dir) == 2
+        told = f"the history has lost its end: only {len(lines) - 2} of {len(lines)} client events are left"
+        assert run_dir.read_results()["trouble"] == [told]
+        change(run_dir.results_path, lambda results: results.update(trouble=[], ops={"ok": len(lines)}))
+
+
+def test_a_line_that_is_cut_short_is_unknown_even_if_no_count_is_known(run_dir: RunDir) -> None:
+    """As a killed harness leaves it, but with results of an earlier version, which did not count."""
+    text = run_dir.history_path.read_text()
+    run_dir.history_path.write_text(text[:-9])
+    change(run_dir.results_path, lambda results: results.pop("ops"))
+    assert analyze(run_dir) == 2
+    length = len(text.splitlines()[-1]) - 8
+    assert f"the history ends in the middle of a line ({length} characters dropped)" in run_dir.read_results()["reason"]
 
 
 def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
@@ -114,6 +203,7 @@ def test_invalid_events_are_reported_in_one_line(
         ("checks", {"replicas": {"valid": 1, "reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": None}, "check replicas has no verdict"),
         ("trouble", [1], "its trouble is not a list of strings"),
+        ("checks_of_the_run", {"replicas": 1}, "its checks_of_the_run is not a list of strings"),
         ("system", [], "its system is not an object"),
         ("ops", {"ok": "many"}, "its ops are not counts"),
         ("unexpected_errors", "x", "its unexpected_errors are not counts"),

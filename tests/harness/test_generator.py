@@ -244,3 +244,18 @@ def test_idle_until_ns_of_nested_limits_agrees_with_next(
             assert until_ns == step.until_ns
             asked.time_ns = step.until_ns
     assert told >= 1
+
+
+def test_a_time_limit_tells_whether_there_was_more_to_do() -> None:
+    three = Limit(3, READS)
+    for seconds, is_cut in ((10.0, False), (0.0, True)):
+        cuts: list[str] = []
+        drain(TimeLimit(seconds, three, on_cut=lambda cuts=cuts: cuts.append("cut")), context())
+        assert bool(cuts) is is_cut
+    ctx = context()
+    cuts = []
+    generator: Generator = TimeLimit(1.0, three, on_cut=lambda: cuts.append("cut"))
+    for _ in range(3):
+        _, generator = generator.next(ctx)
+    ctx.time_ns = 2_000_000_000
+    assert generator.next(ctx)[0] is None and not cuts, "everything had been asked before the end"

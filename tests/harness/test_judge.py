@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -118,6 +119,7 @@ def test_a_run_without_doubts_is_valid() -> None:
         (operations(), Observed(trouble=["the history has lost its end"]), "the history contains no faults"),
         ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
         ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
+        ([*operations(), *fault()], Observed(final_reads_cut="ended after 150 s"), "ended after 150 s"),
         ([*operations(), *fault()], Observed(unexpected_errors={"KeyError: x": 2}), "KeyError: x"),
         (
             [*operations(), *fault()],
@@ -204,6 +206,20 @@ def test_a_fault_with_no_operation_in_progress_leaves_the_verdict_unknown() -> N
         assert ("no operation was in progress during any fault" in results["reason"]) is not overlaps
 
 
+def test_an_operation_between_two_faults_or_open_after_the_last_is_in_progress_during_none() -> None:
+    second = [{**event, "time": event["time"] + 5 * 10**9} for event in fault(fault_id="f2")]
+    base = {"process": 0, "f": "write", "key": 0, "value": 1}
+    between = [
+        {"index": 0, "time": 2 * 10**9, "type": "invoke", **base},
+        {"index": 1, "time": 3 * 10**9, "type": "ok", **base},
+    ]
+    left_open = {**between[0], "time": 9 * 10**9}
+    results = judge(make_test(), VALID, [*between, *fault(), *second, left_open], Observed())
+    assert results["reason"].startswith("no operation was in progress during any fault")
+    left_open["time"] = 5 * 10**9 + 110
+    assert judge(make_test(), VALID, [*between, *fault(), *second, left_open], Observed())["valid"] is True
+
+
 def test_acknowledged_but_unread_messages_leave_the_verdict_unknown() -> None:
     for unread, valid in ((0, True), (2, "unknown")):
         found = FixedWorkload(CheckOutcome(True, "none lost", {"stats": {"unread": unread}}))
@@ -244,6 +260,48 @@ def test_a_failed_system_check_makes_the_run_invalid() -> None:
     assert judge(make_test(), VALID, [*operations(), *fault()], observed)["valid"] is False
 
 
+@pytest.mark.parametrize("name", ["linearizable", "recovers"])
+def test_a_check_of_the_run_does_not_replace_one_of_the_workload_with_the_same_name(name: str) -> None:
+    class Named(FixedWorkload):
+        check_names = (name,)
+
+        def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+            return {name: self.outcome}
+
+    fine = CheckOutcome(True, "fine")
+    observed = Observed(recovery=fine) if name == "recovers" else Observed(system_checks={name: fine})
+    results = judge(make_test(), Named(CheckOutcome(False, "read of 3 was stale")), operations(), observed)
+    assert results["valid"] is False and results["reason"].startswith(f"{name}: read of 3 was stale")
+    assert results["checks"][f"{name} (of the run)"]["valid"] is True
+    assert results["checks_of_the_run"] == [f"{name} (of the run)"]
+    names = {name: fine, f"{name} (of the run)": CheckOutcome(False, "n2 differs")}  # as a system may have named them
+    results = judge(make_test(), Named(fine), operations(), Observed(system_checks=names))
+    assert results["reason"] == f"{name} (of the run) (of the run): n2 differs"
+
+
+def test_recovery_is_judged_by_the_faults_and_the_trouble_of_the_run() -> None:
+    lost = CheckOutcome(False, "n1 ended with status 1")
+    for events, observed, why in (
+        ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(recovery=lost), "fault f1 (partition one) was not"),
+        ([*operations(), *fault()], Observed(recovery=lost, trouble=["healing: lost"]), "part of the run itself"),
+    ):
+        results = judge(make_test(), VALID, events, observed)
+        assert results["valid"] == results["checks"]["recovers"]["valid"] == "unknown"
+        assert f"n1 ended with status 1; the cause is unclear: {why}" in results["checks"]["recovers"]["reason"]
+    assert judge(make_test(), VALID, [*operations(), *fault()], Observed(recovery=lost))["valid"] is False
+
+
+def test_only_clients_events_count_as_the_load() -> None:
+    """`final_reads_from` is an index among all events, those of the faults included."""
+    under_load, at_the_end = (
+        client_events((0, "write", "ok", 1), (2, "read", "fail", None)),
+        client_events((4, "read", "ok", 1)),
+    )
+    events = [*fault(), *under_load, *at_the_end]
+    results = judge(make_test(), VALID, events, Observed(final_reads_from=len(fault()) + len(under_load)))
+    assert "none of 1 read operations under load succeeded" in results["reason"]
+
+
 def test_an_unknown_check_makes_the_run_unknown() -> None:
     assert judge(make_test(), UNKNOWN, [*operations(), *fault()], Observed())["valid"] == "unknown"
 
@@ -253,8 +311,39 @@ def test_a_run_without_a_nemesis_needs_no_fault() -> None:
 
 
 def test_a_schedule_whose_faults_were_never_injected_is_unknown() -> None:
-    results = judge(make_test(nemesis=""), VALID, operations(), Observed(faults_planned=1))
-    assert results["valid"] == "unknown" and "no fault was injected" in results["reason"]
+    of_a_file = dataclasses.replace(make_test(nemesis=""), nemesis_schedule="faults.json")  # as analyze judges it
+    for test, observed in ((make_test(nemesis=""), Observed(faults_planned=1)), (of_a_file, Observed())):
+        results = judge(test, VALID, operations(), observed)
+        assert results["valid"] == "unknown" and "no fault was injected" in results["reason"]
+
+
+@pytest.mark.parametrize("odd", [None, 1, "valid", "true"])
+def test_a_check_that_is_neither_true_nor_false_is_unknown(odd: Any) -> None:
+    results = judge(make_test(), FixedWorkload(CheckOutcome(odd, "odd")), [*operations(), *fault()], Observed())
+    assert results["valid"] == "unknown" and results["reason"] == "linearizable: odd"
+
+
+def test_all_reasons_are_given_together() -> None:
+    observed = Observed(
+        stopped_at_first_violation="a stale read", system_checks={"replicas": CheckOutcome(False, "n2 differs")}
+    )
+    results = judge(make_test(), INVALID, [*operations(), *fault()], observed)
+    assert results["reason"] == (
+        "linearizable: read of 3 was stale; replicas: n2 differs (the load was stopped at the first violation)"
+    )
+    results = judge(make_test(), UNKNOWN, [*operations(), *fault()], dataclasses.replace(observed, system_checks={}))
+    assert results["reason"] == (
+        "linearizable: out of time; the load was stopped at an apparent violation that no check confirms: a stale read"
+    )
+
+
+def test_ctrl_c_during_a_check_is_no_verdict() -> None:
+    class Interrupted(FixedWorkload):
+        def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge(make_test(), Interrupted(CheckOutcome(True, "")), operations(), Observed())
 
 
 def test_an_interrupted_run_is_unknown_and_says_so() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness import cli, large_history
 from harness.history_writer import read_history
 from harness.judge import judge
-from harness.large_history import BYTES_PER_BYTE, LEAST_CHECK_MB, too_large_to_judge
+from harness.large_history import BYTES_PER_BYTE, LEAST_CHECK_MB, TooLarge, too_large_to_judge
 from harness.runner import Observed
 from harness.store import Store
 from harness.systems.base import CheckOutcome
@@ -41,6 +41,16 @@ def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
     assert run_dir.read_results()["trouble"] == results["trouble"], "the history is not reported as truncated"
     monkeypatch.undo()
     assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
+    text = run_dir.history_path.read_text()
+    monkeypatch.setattr(large_history, "free_bytes", lambda: 100_000)
+    run_dir.history_path.write_text(text[: text.rindex("\n", 0, -1) + 1])
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2
+    monkeypatch.undo()
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2, "it has lost an event since it was judged"
+    assert "the history has lost its end: only " in run_dir.read_results()["reason"]
+    run_dir.history_path.write_text(text)
+    run_dir.write_results(results)
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
     judged = run_dir.read_results()
     for name in ("ops", "ops_by_f", "faults"):
         assert judged[name] == results[name], name
@@ -61,6 +71,18 @@ def test_a_history_is_too_large_if_it_needs_more_memory_than_is_free(
     found = too_large_to_judge(read_history(path))
     assert found is not None and dict(found.ops) == {"invoke": 1} and found.ops_by_f == {}
     assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "reading the file reports that"
+
+
+TOO_LARGE = TooLarge(reason="not judged: too large", ops={"invoke": 1, "ok": 1}, ops_by_f={"write": {"ok": 1}})
+
+
+@pytest.mark.parametrize("declared", [("linearizable",), ()])
+def test_a_history_that_is_too_large_is_unknown_even_if_the_workload_declares_no_checks(declared: Any) -> None:
+    class Declaring(RegisterWorkload):
+        check_names = declared
+
+    results = judge(TEST, Declaring(), [], Observed(), too_large=TOO_LARGE)
+    assert results["valid"] == "unknown" and "not judged: too large" in results["reason"]
 
 
 TEST = Test(

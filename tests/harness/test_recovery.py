@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from harness import registry
+from harness import recovery, registry
 from harness.clusters.base import Program
 from harness.execution import Parts, perform, plan_faults
 from harness.history_writer import read_history
-from harness.recovery import MAX_STALL_S, judge_recovery, wait_for_recovery
+from harness.recovery import MAX_STALL_S, Answers, judge_recovery, read_until_answered, wait_for_recovery
 from harness.report import OutputConsole
 from harness.store import Store
 from harness.systems.base import CLIENTS_DECIDE, CheckOutcome
@@ -188,6 +188,106 @@ def test_recovery_is_unknown_if_the_run_was_interrupted_too_early(memory_run: An
     _, results, _ = memory_run(system=interrupted)
     assert results["checks"]["recovers"]["valid"] == results["valid"] == "unknown"
     assert "the run was interrupted before the time for recovery" in results["checks"]["recovers"]["reason"]
+
+
+def read_rounds(
+    monkeypatch: pytest.MonkeyPatch, outcome: CheckOutcome, *rounds: dict[str, Any], timeout_s: float = 600.0
+) -> tuple[CheckOutcome, int]:
+    """The outcome after rounds of final reads with these answers (the last one repeats), and how many there were. In a
+    round without answers, eight reads of operations that succeeded under load time out."""
+    silent: dict[str, Any] = {
+        "asked": 8, "succeeded": 0, "should_succeed": True, "is_last": False, "has_mistakes": False, "answered": (),
+        "failures": {None: "read: timeout"},
+    }  # fmt: skip
+    done = 0
+
+    async def read() -> Answers:
+        nonlocal done
+        done += 1
+        assert done < 50, "the reads do not end"
+        return Answers(**{**silent, **rounds[min(done, len(rounds)) - 1]})
+
+    monkeypatch.setattr(recovery, "_AGAIN_S", 0.0)
+    return asyncio.run(read_until_answered(read, outcome, timeout_s=timeout_s)), done
+
+
+ANSWERED = {"succeeded": 8, "answered": (0, 1), "failures": {}}
+ONLY_KEY_0 = {"succeeded": 4, "answered": (0,), "failures": {1: "read: timeout"}}
+HUNG = CheckOutcome("unknown", "not back after 5 s: status(n1) hung", {CLIENTS_DECIDE: True})
+
+
+@pytest.mark.parametrize("outcome", [BACK, HUNG])
+@pytest.mark.parametrize("rounds", [(ANSWERED,), ({}, {}, ANSWERED), (ONLY_KEY_0, {}, ANSWERED)])
+def test_a_system_that_answers_in_some_round_keeps_its_outcome(
+    monkeypatch: pytest.MonkeyPatch, outcome: CheckOutcome, rounds: tuple[dict[str, Any], ...]
+) -> None:
+    assert read_rounds(monkeypatch, outcome, *rounds) == (outcome, len(rounds))
+
+
+@pytest.mark.parametrize("outcome", [BACK, HUNG])
+def test_a_system_that_answers_in_no_round_has_not_recovered(
+    monkeypatch: pytest.MonkeyPatch, outcome: CheckOutcome
+) -> None:
+    found, _ = read_rounds(monkeypatch, outcome, {}, timeout_s=0.0)
+    assert found.valid is False and "final operations succeeded within" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answers"),
+    [
+        (LOST, {}),
+        (LOST, ONLY_KEY_0),
+        (CheckOutcome("unknown", "nobody was asked"), {}),
+        (BACK, {"should_succeed": False}),
+        (HUNG, {"should_succeed": False}),
+    ],
+)
+def test_final_reads_decide_nothing_if_the_system_is_down_or_did_not_serve_them_under_load(
+    monkeypatch: pytest.MonkeyPatch, outcome: CheckOutcome, answers: dict[str, Any]
+) -> None:
+    assert read_rounds(monkeypatch, outcome, answers, timeout_s=0.0) == (outcome, 1)
+
+
+def test_the_key_that_is_never_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"succeeded": 4, "answered": (0,), "failures": {1: "read: timeout", 2: "read: refused", 3: "read: late"}}
+    second = {"succeeded": 4, "answered": (1,), "failures": {}}
+    last = {"is_last": True}  # ends the rounds
+    found, rounds = read_rounds(monkeypatch, BACK, first, second, last)
+    assert rounds == 3 and found.valid == "unknown"
+    assert "none of the final operations on key 2 (and 1 more) succeeded within " in found.reason
+    assert " (last error: read: refused); the run was interrupted" in found.reason
+    found, _ = read_rounds(monkeypatch, BACK, ONLY_KEY_0, {}, timeout_s=0.0)
+    assert found.valid is False and "none of the final operations on key 1 succeeded" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({"is_last": True}, "; the run was interrupted before the time for recovery was over"),
+        ({"has_mistakes": True}, "; the clients failed with unexpected errors"),
+        ({"is_last": True, "has_mistakes": True}, "; the clients failed with unexpected errors"),
+    ],
+)
+@pytest.mark.parametrize("keys", [{}, ONLY_KEY_0])
+def test_rounds_that_end_for_another_reason_leave_recovery_unknown(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], answers: dict[str, Any], why: str
+) -> None:
+    found, rounds = read_rounds(monkeypatch, BACK, {**keys, **answers})
+    assert (found.valid, rounds) == ("unknown", 1) and found.reason.endswith(why)
+
+
+def test_a_stall_of_the_harness_leaves_recovery_unknown_while_waiting_and_while_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Lost:
+        async def recover(self, *, timeout_s: float) -> CheckOutcome:
+            return LOST
+
+    monkeypatch.setattr(recovery, "MAX_STALL_S", -1.0)  # any time at all is a stall
+    found = asyncio.run(wait_for_recovery(Lost(), timeout_s=1.0))  # type: ignore[arg-type]
+    assert found.valid == "unknown" and "the harness itself was stalled" in found.reason
+    found, _ = read_rounds(monkeypatch, BACK, {}, timeout_s=0.0)
+    assert found.valid == "unknown" and "the harness itself was stalled" in found.reason
 
 
 class OneStart(BrokerSystem):

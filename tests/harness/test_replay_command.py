@@ -100,3 +100,32 @@ def test_a_schedule_from_stdin_is_refused_if_a_user_namespace_is_entered(
     prepared = cast(Any, SimpleNamespace(parts=parts, in_user_namespace=True))
     with pytest.raises(OperatorError, match=r"/dev/stdin can be read only once, .* save it to a file"):
         enter_namespace(prepared, argparse.Namespace(words=[]))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status", "said"),
+    [
+        ([True, True, True], 0, "invalid in 0 of 3 runs\n"),
+        ([True, "unknown", True], 2, "invalid in 0 of 3 runs, unknown in 1\n"),
+        (["unknown", True, False], 1, "invalid in 1 of 3 runs, unknown in 1\n"),
+        (["stopped", True, True], 2, "invalid in 0 of 1 runs, unknown in 1\n"),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    verdicts: list[Any], status: int, said: str,
+) -> None:  # fmt: skip
+    (tmp_path / "schedule.json").write_text("[]")
+    left = list(verdicts)
+
+    def perform(parts: Any, store: Any, console: Any) -> Any:
+        valid = left.pop(0)
+        interrupted = "SIGINT after 0.1 s" if valid == "stopped" else None
+        run_dir = SimpleNamespace(history_path=tmp_path / "history.jsonl", report_path=tmp_path / "report.html")
+        return run_dir, {"valid": "unknown" if interrupted else valid, "interrupted": interrupted}
+
+    monkeypatch.setattr(replay, "perform", perform)
+    monkeypatch.setattr(replay, "count_triggers", lambda history: (0, 0))
+    words = ["--cluster", "sim", "--nodes", "3", "--times", "3", "--store", str(tmp_path / "store")]
+    assert cli.main(["replay", str(tmp_path / "schedule.json"), *words]) == status
+    assert said in capsys.readouterr().out

@@ -529,3 +529,59 @@ def test_a_nemesis_or_workload_that_blocks_without_await_is_interrupted_and_name
         _, results, _ = memory_run(time_limit_s=60.0, operation_timeout_s=0.2)
     assert results["valid"] == "unknown" and results["interrupted"]
     assert any("test_runner.py" in trouble and "must await" in trouble for trouble in results["trouble"])
+
+
+def test_final_reads_that_take_too_long_leave_the_verdict_unknown(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread reads key after key, so that the keys that it would have read last are not read at all."""
+    monkeypatch.setattr(runner, "FINAL_READ_LIMIT_S", 0.0)
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] == "unknown" and results["trouble"] == []
+    assert results["reason"] == "the final reads were ended after 0 s, before everything was read"
+
+
+def test_final_reads_that_end_by_themselves_leave_no_doubt(memory_run: Any) -> None:
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] is True and results["final_reads_cut"] is None
+
+
+def test_a_teardown_that_fails_leaves_the_verdict_unknown_and_the_rest_is_still_taken_down(memory_run: Any) -> None:
+    seen: list[Any] = []
+
+    def stuck(system: Any) -> None:
+        async def stop() -> None:
+            raise OSError("no route to n1")
+
+        seen.append(system)
+        system.stop = stop
+
+    _, results, _ = memory_run(nemesis=(), system=stuck)
+    assert results["valid"] == "unknown" and results["reason"] == "stopping the system: OSError: no route to n1"
+    assert seen[0].cluster.stopped
+
+
+def test_an_error_in_tracking_the_leader_leaves_the_verdict_unknown(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow(self: Run) -> None:
+        raise ValueError("no such role")
+
+    monkeypatch.setattr(Run, "_follow_leaders", follow)
+    _, results, _ = memory_run(nemesis=())
+    assert results["valid"] == "unknown" and results["reason"] == "tracking the leader: ValueError: no such role"
+
+
+def test_a_teardown_that_is_abandoned_leaves_the_verdict_unknown(memory_run: Any) -> None:
+    def hanging(system: Any) -> None:
+        async def stop() -> None:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.01)
+            await asyncio.Event().wait()
+
+        system.stop = stop
+
+    _, results, _ = memory_run(nemesis=(), system=hanging)
+    assert results["valid"] == "unknown" and results["interrupted"] is None
+    assert results["reason"] == "stopping the system: abandoned; harness clean removes what it left"

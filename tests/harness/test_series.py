@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,36 @@ def test_all_combinations_are_run_and_the_worst_verdict_is_the_status(tmp_path: 
     assert run(tmp_path) == 2
     outcomes[:] = [True] * 6
     assert run(tmp_path) == 0
+
+
+def test_the_table_and_the_junit_file_have_every_run_with_its_own_verdict(
+    tmp_path: Path, performed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, outcomes = performed
+    outcomes += [True, "unknown", SystemUnderTestError("no leader"), False, True, "unknown"]
+    judged = series.perform
+
+    def whole(parts: Any, store: Any, console: Any) -> Any:
+        run_dir, results = judged(parts, store, console)
+        run_dir.report_path = "report.html"
+        return run_dir, {**results, "reason": "as seen", "checks": {}, "seed": 7, "replay": "harness run"}
+
+    monkeypatch.setattr(series, "perform", whole)
+    junit = tmp_path / "junit.xml"
+    assert run(tmp_path, "--test-count", "3", "--junit", str(junit)) == 1
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows[-3:] == [
+        ["configuration", "valid", "invalid", "unknown", "not", "started"],
+        ["read_mode=log", "2", "0", "0", "1"],
+        ["read_mode=unsafe", "0", "1", "2", "0"],
+    ]
+    assert [line.split(": ")[1].split()[0] for line in said.err.splitlines() if line.startswith("run ")] == [
+        "valid", "unknown", "did", "invalid", "valid", "unknown",
+    ]  # fmt: skip
+    assert re.findall('name="verdict" value="([a-z-]+)"', junit.read_text()) == [
+        "valid", "unknown", "did-not-run", "invalid", "valid", "unknown",
+    ]  # fmt: skip
 
 
 def test_an_operator_error_ends_the_series_and_names_the_run(

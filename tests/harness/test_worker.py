@@ -115,6 +115,7 @@ def test_ok_carries_the_value_and_the_node() -> None:
         (Definite("refused"), "fail"),
         (Indefinite("closed"), "info"),
         (ValueError("a bug in the client"), "info"),
+        (TimeoutError("the driver's own"), "info"),
         (None, "info"),
     ],
 )
@@ -137,6 +138,13 @@ def test_after_info_a_thread_continues_as_a_new_process_with_a_new_client() -> N
     assert processes == [0, 0, 1, 1, 1]
     assert workers.next_process == 2
     assert ScriptedClient.opened == ScriptedClient.closed == 2
+
+
+def test_only_answers_count_as_successes_and_an_answer_of_none_is_recorded_as_none() -> None:
+    outcomes = iter([Outcome("ok", None), Indefinite(), Definite()])
+    events, workers = run(lambda op: next(outcomes), count=3, threads=1)
+    assert [event["value"] for event in events if event["type"] != "invoke"] == [None, 7, 7]
+    assert workers.succeeded.total() == 1 and workers.completed == 3
 
 
 def test_process_numbers_are_never_shared() -> None:

@@ -222,6 +222,26 @@ def test_a_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_
     assert len(remarks) == 3 and not any(row["left_out"] for row in remarks)
 
 
+def test_a_run_in_two_compacted_stores_counts_once(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    """Both copies have the same name, which is made from the run's id."""
+    from spark_analysis.checking import CheckPlan
+    from spark_analysis.compaction import compact
+    from spark_analysis.ingest import list_runs
+
+    place = tmp_path / "store"
+    for number in range(2):
+        synthetic.make_run(place, number, operations=60, faults=0)
+    for name in ("first", "second"):
+        compact(spark, list_runs(spark, str(place)), str(tmp_path / "few" / name))
+    before, after = (analysed(spark, each, check=CheckPlan()) for each in (place, tmp_path / "few"))
+    assert after.runs == before.runs == 2
+    for name in ("rates", "outcomes", "latency", "availability"):
+        assert after.table(name).rows == before.table(name).rows, name
+    keys = [[(row["run_id"], row["keys"], row["operations"]) for row in each.table("checks").rows]
+            for each in (before, after)]  # fmt: skip
+    assert keys[0] == keys[1]
+
+
 def test_a_killed_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     """It has no run id."""
     place = tmp_path / "store"

@@ -168,3 +168,19 @@ def test_the_command_names_the_runs_that_it_leaves_out(synthetic: ModuleType, tm
     assert f"left out: file:{damaged.path}: history.parquet: not readable as Parquet" in done.stderr
     (left_out,) = json.loads(done.stdout)["left_out"]
     assert left_out["run"] == f"file:{damaged.path}"
+
+
+def test_unknown_runs_are_no_evidence_for_or_against_a_violation() -> None:
+    from spark_analysis.comparison import FIGURES, compare_groups
+
+    def runs(**counts: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+        every = [verdict for verdict, number in counts.items() for _ in range(number)]
+        return {("broker",): [{**dict.fromkeys(FIGURES), "verdict": verdict} for verdict in every]}
+
+    first, second = runs(valid=6, invalid=2, unknown=4), runs(invalid=4, unknown=8)
+    found = compare_groups(first, second, by=("system",), alpha=0.05, min_effect=0.0)
+    rows = {row["figure"]: (row["first"], row["n_first"], row["second"], row["n_second"]) for row in found.table.rows}
+    assert rows == {"invalid": (2 / 8, 8, 1.0, 4), "unknown": (4 / 12, 12, 8 / 12, 12)}
+    few = compare_groups(runs(valid=20), runs(unknown=20), by=("system",), alpha=0.05, min_effect=0.0)
+    outcomes = {row["figure"]: (row["outcome"], row["p"]) for row in few.table.rows}
+    assert outcomes["invalid"] == ("too few runs", None) and outcomes["unknown"][0] == "worse"

@@ -55,3 +55,31 @@ def test_duplicates_of_a_queue_that_delivers_once_are_anomalies() -> None:
 def test_the_losses_of_an_unknown_verdict_are_not_counted() -> None:
     found = outcome_of({**of_a_queue([1, 2], [1]), "valid": "unknown"})
     assert found["anomalies"] == [] and found["lost"] is None
+
+
+def results(valid: object, **checks: dict[str, Any]) -> dict[str, Any]:
+    from spark_analysis.outcomes import outcome_of_results
+
+    return outcome_of_results(json.dumps({"valid": valid, "reason": "as seen", "checks": checks}).encode())
+
+
+def test_the_verdict_is_the_one_recorded() -> None:
+    from spark_analysis.operations import UnreadableRunError
+
+    assert [results(valid)["verdict"] for valid in (True, False, "unknown")] == ["valid", "invalid", "unknown"]
+    for odd in (None, 1, 0, "valid", "true", [True], {}):
+        with pytest.raises(UnreadableRunError, match=r"results\.json has no verdict"):
+            results(odd)
+
+
+def test_an_invalid_check_without_counts_is_an_anomaly_and_the_earliest_violation_is_the_first() -> None:
+    def check(valid: object, ended_ns: int, index: int, **stats: int) -> dict[str, Any]:
+        operations = [{"index": index, "invoked_ns": 1, "returned_ns": ended_ns}]
+        return {"valid": valid, "stats": stats, "witness": {"operations": operations}}
+
+    found = results(
+        False, linearizable=check(False, 900, 8, invalid_keys=3), recovers=check(False, 500, 4),
+        replicas=check("unknown", 100, 0), leaders=check(True, 100, 0),
+    )  # fmt: skip
+    assert [(each["check"], each["count"]) for each in found["anomalies"]] == [("linearizable", 3), ("recovers", 1)]
+    assert (found["first_anomaly_ns"], found["first_anomaly_operations"]) == (500, 5)

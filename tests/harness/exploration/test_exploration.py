@@ -18,12 +18,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import cli
 from harness.cli_options import SEARCHED_LOAD, duration_s
 from harness.errors import EXIT_HARNESS_FAILED, HarnessError, OperatorError
 from harness.execution import Parts, perform
@@ -328,6 +330,42 @@ def test_a_tally_tells_invalid_from_unknown() -> None:
 
         tally.add(dataclasses.replace(rehearsal, valid=valid, failed_checks=("log",)), time_limit_s=0.5)
     assert (tally.runs, tally.valid, tally.invalid, tally.unknown) == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("by_reason", "interruption", "status"),
+    [
+        ({}, None, 0),
+        ({"unknown: no operation succeeded": 1}, None, 2),
+        ({"unknown: recovers": 1, "invalid: log": 1}, None, 1),
+        ({}, KeyboardInterrupt(), 2),
+        ({"invalid: log": 1}, KeyboardInterrupt(), 1),
+    ],
+)
+def test_the_exit_status_of_a_search_is_that_of_its_worst_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_reason: dict[str, int], interruption: BaseException | None,
+    status: int,
+) -> None:  # fmt: skip
+    def search(test: Any, arguments: Any, first: int, on_result: Any, *_: Any) -> Tally:
+        tally = Tally(runs=5, valid=5 - sum(by_reason.values()), by_reason=by_reason)
+        if interruption is not None:
+            on_result(tally, SimpleNamespace(valid=True))
+            raise interruption
+        return tally
+
+    monkeypatch.setattr("harness.commands.explore._explore", search)
+    monkeypatch.setattr("harness.commands.explore.heed_no_repeats", lambda: None)  # would ignore signals from then on
+    assert cli.main(["explore", "--store", str(tmp_path), "--seeds", "5"]) == status
+
+
+def test_a_violation_takes_the_place_of_an_unknown_run_that_would_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.exploration.search.MAX_KEPT_FAILURES", 2)
+    tally = Tally()
+    for number, valid in enumerate(("unknown", "unknown", "unknown", False, False, False)):
+        found: Any = SimpleNamespace(seed=number, valid=valid, operations=1, faults=1, failed_checks=(), reason="why")
+        tally.add(found, time_limit_s=1.0)
+    assert [failure.seed for failure in tally.failures] == [4, 3], "the last unknown run is replaced first"
+    assert (tally.invalid, tally.unknown) == (3, 3)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])

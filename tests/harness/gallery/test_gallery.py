@@ -253,6 +253,11 @@ def test_a_finding_that_cannot_be_run_is_reported_and_the_others_are_run(
     assert list(load(str(tmp_path / "gallery.json"))) == ["toy-forgets"]
 
 
+def test_a_finding_that_is_not_as_expected_outweighs_one_that_cannot_be_run(run_gallery: Performs) -> None:
+    absent = replace(FINDING, name="absent", options=FINDING.options.replace("toy", "nosuch"))
+    assert run_gallery({"finding": [OTHER], "control": [VALID]}, "--all", findings=(absent, FINDING)) == 1
+
+
 def test_an_interrupt_while_a_system_starts_ends_the_command_without_a_record(
     run_gallery: Performs, tmp_path: Path
 ) -> None:

@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.report.fleet import FleetData, headline, labels_of, render_fleet, report_link, share_text
+from harness.report.fleet import (
+    MAX_ROWS,
+    FleetData,
+    _checks,
+    check_tallies,
+    headline,
+    labels_of,
+    render_fleet,
+    report_link,
+    share_text,
+)
 
 
 def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.28) -> dict[str, Any]:
@@ -165,3 +175,19 @@ def test_rows_that_the_page_has_no_room_for_are_counted() -> None:
     assert "3 more configurations in the table <code>rates</code>" in page
     assert "3 more configurations in the table <code>availability</code>" in page
     assert "115 more runs that are not valid" in page
+
+
+def test_checks_made_again_are_counted_by_verdict_and_those_without_room_are_counted_too() -> None:
+    bad = ["invalid", "unknown"] * MAX_ROWS
+    rows = [{"check": "log", "verdict": "valid", "keys": 4}]
+    rows += [{"check": "register", "verdict": verdict, "keys": 2} for verdict in bad]
+    assert check_tallies(rows) == {
+        "log": {"runs": 1, "valid": 1, "invalid": 0, "unknown": 0, "keys": 4},
+        "register": {"runs": 2 * MAX_ROWS, "valid": 0, "invalid": MAX_ROWS, "unknown": MAX_ROWS, "keys": 4 * MAX_ROWS},
+    }
+    data = FleetData(
+        place="store", runs=1, operations=1, first_started_at=None, last_started_at=None, unavailable_after_ms=1000,
+        took_s=1.0, tables={"checks": rows},
+    )  # fmt: skip
+    shown = _checks(data)
+    assert shown is not None and len(shown["bad"]) == MAX_ROWS and shown["left_out"] == MAX_ROWS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness import cli
 from harness.errors import OperatorError
-from harness.report.junit import Case, write_junit
+from harness.report.junit import Case, case_of, write_junit
 from harness.report.step_summary import summary
 
 VERDICTS = {"valid": None, "invalid": "failure", "unknown": "error", "did-not-run": "error"}
@@ -35,6 +35,35 @@ def test_a_parser_tells_verdicts_apart(tmp_path: Path) -> None:
         assert told == {"verdict": verdict, "seed": "7"}
     root = ElementTree.parse(path).getroot()
     assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("4", "1", "2")
+
+
+RESULTS = {
+    "reason": "a fault was not proven", "doubts": ["fault f1 was not effective"], "seed": 7, "replay": "harness run",
+    "checks": {"log": {"valid": True, "reason": "fine"}, "replicas": {"valid": "unknown", "reason": "n3 is silent"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("valid", "verdict"),
+    [(True, "valid"), (False, "invalid"), ("unknown", "unknown"), (None, "unknown"), (1, "unknown"), ("x", "unknown")],
+)
+def test_a_case_has_the_verdict_of_its_run_and_all_that_speaks_against_it(valid: object, verdict: str) -> None:
+    case = case_of({**RESULTS, "valid": valid}, {"cluster": "sim"}, name="run", report_path="report.html")
+    assert (case.verdict, case.reason) == (verdict, "a fault was not proven")
+    assert case.text.splitlines() == [
+        "log: valid: fine", "replicas: unknown: n3 is silent", "doubt: fault f1 was not effective",
+    ]  # fmt: skip
+
+
+def test_the_summary_marks_every_verdict_and_says_how_to_repeat_all_but_valid_runs() -> None:
+    cases = [Case(f"case-{verdict}", verdict, "why", properties={"repeat": f"again {verdict}"}) for verdict in VERDICTS]
+    lines = summary(cases).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:6]] == [
+        "✅ valid", "❌ invalid", "❔ unknown", "⚠️ did-not-run",
+    ]  # fmt: skip
+    assert [line.strip() for line in lines if line.startswith("    ")] == [
+        "again invalid", "again unknown", "again did-not-run",
+    ]  # fmt: skip
 
 
 @given(text=st.text(), name=st.text())

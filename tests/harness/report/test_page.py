@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.report.checks import check_sections
 from harness.report.console import print_summary
 from harness.report.page import MAX_REPORT_BYTES, write_report
 from harness.store import StoreError
@@ -222,6 +223,24 @@ def test_an_unknown_run_never_looks_valid(run):
     assert page.text.count("not proven") == 1
     assert "5 of 6" in page.text
     assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
+
+
+def test_the_checks_that_are_left_out_of_a_page_are_the_valid_ones():
+    checks = {f"fine{number}": {"valid": True, "reason": ""} for number in range(5)}
+    checks |= {"open": {"valid": "unknown", "reason": ""}, "broken": {"valid": False, "reason": ""}}
+    assert [(each.name, each.verdict) for each in check_sections(checks, 3)] == [
+        ("broken", "invalid"), ("open", "unknown"), ("fine0", "valid"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("valid", ["unknown", False])
+def test_doubts_that_are_left_out_are_counted(run, valid):
+    doubts = [f"fault f{number} was not proven healed" for number in range(14)]
+    page = report(run, runs.make_results([], valid=valid, reason="as seen", doubts=doubts))
+    assert doubts[11] in page.text and doubts[12] not in page.text
+    assert "and 2 more: results.json has all" in page.text
+    page = report(run, runs.make_results([], valid=valid, reason="as seen", doubts=doubts[:12]))
+    assert doubts[11] in page.text and "more: results.json" not in page.text
 
 
 def test_a_fault_that_was_not_exercised_is_shown_with_the_reason(run):
