@@ -99,7 +99,9 @@ def test_files_that_cannot_be_moved_are_not_removed(tmp_path: Path, clean: Clean
     assert (tmp_path / RUN / "n1" / "data").exists() and (tmp_path / "owner").exists()
 
 
-@pytest.mark.parametrize(("owner", "stays"), [(RUN, False), ("", False), (f"{RUN}-2", True)])
+@pytest.mark.parametrize(
+    ("owner", "stays"), [(RUN, False), ("", False), (f"{RUN}-2", True)], ids=["own", "none", "other"]
+)
 def test_the_claim_of_another_run_stays(tmp_path: Path, clean: Clean, owner: str, stays: bool) -> None:
     (tmp_path / "owner").write_text(owner)
     for run_id in (RUN, f"{RUN}-2"):
