@@ -223,10 +223,12 @@ def test_a_minority_neither_acknowledges_nor_reads(run: Any) -> None:
     run(scenario, nodes=3)
 
 
-def test_the_status_reports_the_leader_and_the_term(run: Any) -> None:
+def test_the_status_reports_the_leader_and_the_term(run: Any, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         master = await group.master()
         await group.send(b"x")
+        # Two of three acknowledge it; the third may not have heard of the term yet.
+        await helpers.until(lambda: all(b.dispatcher.dispatched_index >= 1 for b in group.brokers.values()))
         tables = {node: json.loads((await group.ask(node, 28, {})).body)["table"] for node in group.ids}
         assert [node for node, table in tables.items() if table["role"] == "LEADER"] == [master]
         assert tables[master]["brokerRole"] == "SYNC_MASTER"
