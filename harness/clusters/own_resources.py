@@ -49,6 +49,9 @@ _MIN_QUOTA_US = 1000
 _MIB = 1 << 20
 _SQUEEZE_TRIES = 20
 """Attempts at a memory limit, each 1 MiB higher than the last."""
+_ENDING_LOOKS, _ENDING_PAUSE_S = 10, 0.05
+"""How often, and how far apart, a process that its group does not list is looked for again: one that is ending is not
+listed any more, and on a busy machine it takes a moment until it is gone."""
 _NONE_V1 = 1 << 60
 """From this value on, version 1 means no memory limit."""
 
@@ -146,8 +149,11 @@ class OwnResources:
         path = self._group(host, kind)
         inside = set(Path(path, "cgroup.procs").read_text(encoding="ascii").split())
         outside = {member[:2]: member for member in members if str(member.pid) not in inside}
-        if outside:  # unless they have ended in between
+        looks = 0
+        while outside and looks < _ENDING_LOOKS:  # those that are ending, their group does not list
             outside = {member[:2]: member for member in await self._members(host) if member[:2] in outside}
+            looks += 1
+            await asyncio.sleep(_ENDING_PAUSE_S if outside else 0)
         astray = list(map(str, outside.values()))
         limit, words = _read_limit(path, kind)
         return ResourceUse(is_limited=limit is not None, met=_times_met(path, kind), astray=astray, detail=words)
