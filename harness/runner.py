@@ -464,8 +464,8 @@ class Run:
 
     async def _read_all(self) -> Answers:
         cuts: list[str] = []
-        told = f"the final reads were ended after {FINAL_READ_LIMIT_S:g} s, before everything was read"
-        reads = TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator(), on_cut=lambda: cuts.append(told))
+        reason = f"the final reads were ended after {FINAL_READ_LIMIT_S:g} s, before everything was read"
+        reads = TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator(), on_cut=lambda: cuts.append(reason))
         workers = self._make_workers(reads, self.writer)
         self._readers = workers
         try:
@@ -474,7 +474,7 @@ class Run:
             self._readers = None
         if not cuts:
             self._are_reads_through = True
-        self.observed.final_reads_cut = None if self._are_reads_through else told
+        self.observed.final_reads_cut = None if self._are_reads_through else reason
         return Answers(
             asked=workers.completed,
             succeeded=workers.succeeded.total(),
