@@ -5,7 +5,7 @@ A signal that is ignored when the command starts, such as SIGHUP under nohup, st
 
 from __future__ import annotations
 
-__all__ = ["ended_by_signals", "fork", "heed_no_repeats", "interrupted_by_signals"]
+__all__ = ["ended_by_signals", "fork", "ignore_repeated_signals", "interrupted_by_signals"]
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-SAME_WISH_S = 1.0
+REPEAT_WINDOW_S = 1.0
 """A signal within this time of another one counts as a repetition."""
 
 
@@ -71,12 +71,12 @@ def fork() -> int:
     return pid
 
 
-def heed_no_repeats() -> None:
-    """Ignore these signals and Ctrl-C for SAME_WISH_S. Pressing Ctrl-C twice, or a shell and `make` both passing it on,
-    counts as one request; the repetition must not interrupt the storing of results that follows."""
+def ignore_repeated_signals() -> None:
+    """Ignore these signals and Ctrl-C for REPEAT_WINDOW_S. Pressing Ctrl-C twice, or a shell and `make` both passing it
+    on, counts as one request; the repetition must not interrupt the storing of results that follows."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING)}
     try:
-        time.sleep(SAME_WISH_S)
+        time.sleep(REPEAT_WINDOW_S)
     finally:
         _restore_handlers(before)
 

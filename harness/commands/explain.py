@@ -20,7 +20,7 @@ from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.deciding import jump_of, sentences_of
 from harness.report.page import write_report
-from harness.signals import heed_no_repeats, interrupted_by_signals
+from harness.signals import ignore_repeated_signals, interrupted_by_signals
 from harness.store import RunDir, RunStatus, StoreError, require_writable, store_of
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
@@ -75,7 +75,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     with interrupted_by_signals():  # plain SIGTERM would leave the continuations' temporary files behind
         found = decide(parts, violations, run_dir.history_path, search)
         if found.is_interrupted:
-            heed_no_repeats()
+            ignore_repeated_signals()
     again = f"{harness_command()} explain {pasteable(str(run_dir.path))} --points {search.points} --runs {search.runs}"
     again += f" --seed {seed}" + (f" --check {shlex.quote(arguments.check)}" if arguments.check else "")
     explanation = {**found.to_json(), "repeat": again}

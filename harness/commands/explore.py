@@ -28,7 +28,7 @@ from harness.exploration.search import Tally, elects_leaders, explore, mix_for, 
 from harness.pasteable import as_typed_here, harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.checks import verdict_word
-from harness.signals import heed_no_repeats, interrupted_by_signals
+from harness.signals import ignore_repeated_signals, interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
 from harness.units import plural
@@ -81,7 +81,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
         if not tally.runs:
             raise
         if isinstance(error, KeyboardInterrupt):
-            heed_no_repeats()
+            ignore_repeated_signals()
         is_interrupted = True
     except (OperatorError, HarnessError) as error:  # findings survive the loss of a process or a cluster
         if not tally.runs:

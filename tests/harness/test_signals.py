@@ -19,7 +19,7 @@ from harness import cli
 from harness.cli_parser import build_parser
 from harness.commands import run
 from harness.report.console import _keys_unseen
-from harness.signals import SAME_WISH_S, ended_by_signals, fork, heed_no_repeats, interrupted_by_signals
+from harness.signals import REPEAT_WINDOW_S, ended_by_signals, fork, ignore_repeated_signals, interrupted_by_signals
 from tests.terminals import open_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,13 +97,13 @@ def test_a_signal_in_the_hooks_of_a_fork_interrupts_after_the_fork(
 @pytest.mark.usefixtures("hears_hangups")
 def test_repeated_signals_right_after_the_first_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed_again(wait_s: float) -> None:
-        assert wait_s == SAME_WISH_S
+        assert wait_s == REPEAT_WINDOW_S
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(time, "sleep", pressed_again)
     with interrupted_by_signals():
-        heed_no_repeats()
+        ignore_repeated_signals()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):

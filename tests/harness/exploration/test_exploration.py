@@ -354,7 +354,8 @@ def test_the_exit_status_of_a_search_is_that_of_its_worst_run(
         return tally
 
     monkeypatch.setattr("harness.commands.explore._explore", search)
-    monkeypatch.setattr("harness.commands.explore.heed_no_repeats", lambda: None)  # would ignore signals from then on
+    # It would ignore signals from then on.
+    monkeypatch.setattr("harness.commands.explore.ignore_repeated_signals", lambda: None)
     assert cli.main(["explore", "--store", str(tmp_path), "--seeds", "5"]) == status
 
 
