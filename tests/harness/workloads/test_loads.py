@@ -18,6 +18,7 @@ from harness.workloads.client_log import ClientLogWorkload
 from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.client_transactions import ClientTransactionsWorkload
+from harness.workloads.consumer_progress import MAX_ADVANCE, ConsumerProgressWorkload
 from harness.workloads.counter import CounterWorkload
 from harness.workloads.delay import DELAYS_MS, DelayWorkload
 from harness.workloads.fetch_and_add import FetchAndAddWorkload
@@ -404,6 +405,7 @@ def test_final_transactions_read_every_key_until_it_is_answered_or_attempts_run_
     context = Context(random.Random(5))
     asked: Counter[int] = Counter()
     done: Counter[int] = Counter()
+    waits = 0
     while True:
         step, generator = generator.next(context)
         if step is None:
@@ -411,6 +413,7 @@ def test_final_transactions_read_every_key_until_it_is_answered_or_attempts_run_
         if isinstance(step, Wait):
             assert 0 < step.until_ns - context.time_ns <= RETRY_NS
             context.time_ns = step.until_ns
+            waits += 1
             continue
         read = [key for _, key, _ in step.value]
         assert {f for f, _, _ in step.value} == {"r"}
@@ -428,6 +431,7 @@ def test_final_transactions_read_every_key_until_it_is_answered_or_attempts_run_
     assert set(asked) == set(range(keys))
     assert set(done) == set(range(FINAL_KEYS, keys)) and set(done.values()) == {1}
     assert asked[0] == MAX_FINAL_ATTEMPTS and asked[FINAL_KEYS] == 2
+    assert waits >= MAX_FINAL_ATTEMPTS - 1
 
 
 def test_keys_whose_inserts_have_unknown_outcomes_are_read_at_the_end() -> None:
@@ -452,3 +456,60 @@ def test_keys_whose_inserts_have_unknown_outcomes_are_read_at_the_end() -> None:
         read.append(op.key)
         final = final.update(context, {"process": 0, "f": "read", "key": op.key, "value": [], "type": "ok"})
     assert sorted(read) == [3, *range(400 - LAST_KEYS, 400)]
+
+
+class ConsumerGroup:
+    """The consumers of consumer-progress, `THREADS` of them, asked in turn."""
+
+    def __init__(self) -> None:
+        self.context = Context(random.Random(5), threads=THREADS)
+
+    def asked(self, generator: Generator, outcomes: Mapping[tuple[str, int, int], str]) -> tuple[list[Any], Generator]:
+        """What the threads do in `COUNT` steps or until they end: (thread, operation). `outcomes` are those other than
+        "ok", by function, thread and queue."""
+        done: list[Any] = []
+        for turn in range(COUNT):
+            self.context.thread = self.context.process = turn % THREADS
+            step, generator = generator.next(self.context)
+            self.context.time_ns += 1_000_000
+            if not isinstance(step, Op):
+                continue
+            done.append((self.context.thread, step))
+            event = {"process": self.context.process, "f": step.f, "key": None, "value": step.value}
+            outcome = outcomes.get((step.f, self.context.thread, step.value["queue"]), "ok")
+            for kind in ("invoke", outcome):
+                generator = generator.update(self.context, {**event, "type": kind})
+        return done, generator
+
+
+THREADS = 3
+
+
+def test_offsets_are_committed_in_order_and_a_partition_is_left_after_an_unknown_outcome() -> None:
+    group, workload = ConsumerGroup(), ConsumerProgressWorkload()
+    done, _ = group.asked(workload.generator(), {("commit", 1, 1): "info", ("fetch", 0, 0): "info"})
+    queues = {
+        thread: {op.value["queue"] for who, op in done if who == thread and op.f == "commit"} for thread in (0, 1, 2)
+    }
+    assert queues == {0: {0}, 1: {1, 4}, 2: {2}}
+    assert sum(op.f == "commit" and op.value["queue"] == 1 for _, op in done) == 1
+    for queue in (0, 2, 4):
+        offsets = [op.value["offset"] for _, op in done if op.f == "commit" and op.value["queue"] == queue]
+        assert {later - earlier for earlier, later in pairwise([0, *offsets])} == set(range(1, MAX_ADVANCE + 1))
+    fetched = Counter(op.value["queue"] for who, op in done if who == 1 and op.f == "fetch")
+    assert set(fetched) - {0, 1, 2} == {3, 4, 5}
+    assert sum(op.f == "fetch" for _, op in done) / COUNT == pytest.approx(0.5, abs=NEARLY)
+
+
+def test_at_the_end_every_partition_of_the_consumers_is_read_until_it_is_answered_or_attempts_run_out() -> None:
+    group, workload = ConsumerGroup(), ConsumerProgressWorkload()
+    group.asked(workload.generator(), {("commit", 1, 1): "info"})
+    done, generator = group.asked(workload.final_generator(), {("fetch", 2, 2): "fail"})
+    assert all(op.f == "fetch" and op.value["final"] is True for _, op in done)
+    own = {thread: [op.value["queue"] for who, op in done if who == thread] for thread in range(THREADS)}
+    assert own[0] == [0, 4], "its own, and the latest of the next thread"
+    assert own[1] == [4, 1, 2]
+    assert own[2] == [2] * MAX_FINAL_ATTEMPTS
+    assert group.context.time_ns > MAX_FINAL_ATTEMPTS * RETRY_NS
+    for group.context.thread in range(THREADS):
+        assert generator.next(group.context)[0] is None
