@@ -463,11 +463,14 @@ class ConsumerGroup:
 
     def __init__(self) -> None:
         self.context = Context(random.Random(5), threads=THREADS)
+        self.times_ns: list[int] = []
+        """When each operation of the last call was invoked."""
 
     def asked(self, generator: Generator, outcomes: Mapping[tuple[str, int, int], str]) -> tuple[list[Any], Generator]:
         """What the threads do in `COUNT` steps or until they end: (thread, operation). `outcomes` are those other than
         "ok", by function, thread and queue."""
         done: list[Any] = []
+        self.times_ns = []
         for turn in range(COUNT):
             self.context.thread = self.context.process = turn % THREADS
             step, generator = generator.next(self.context)
@@ -475,6 +478,7 @@ class ConsumerGroup:
             if not isinstance(step, Op):
                 continue
             done.append((self.context.thread, step))
+            self.times_ns.append(self.context.time_ns)
             event = {"process": self.context.process, "f": step.f, "key": None, "value": step.value}
             outcome = outcomes.get((step.f, self.context.thread, step.value["queue"]), "ok")
             for kind in ("invoke", outcome):
@@ -510,6 +514,7 @@ def test_at_the_end_every_partition_of_the_consumers_is_read_until_it_is_answere
     assert own[0] == [0, 4], "its own, and the latest of the next thread"
     assert own[1] == [4, 1, 2]
     assert own[2] == [2] * MAX_FINAL_ATTEMPTS
-    assert group.context.time_ns > MAX_FINAL_ATTEMPTS * RETRY_NS
+    times_ns = [time_ns for (who, _), time_ns in zip(done, group.times_ns, strict=True) if who == 2]
+    assert min(later - earlier for earlier, later in pairwise(times_ns)) >= RETRY_NS
     for group.context.thread in range(THREADS):
         assert generator.next(group.context)[0] is None
