@@ -447,15 +447,29 @@ def test_keys_whose_inserts_have_unknown_outcomes_are_read_at_the_end() -> None:
             context, {"process": 0, "f": "insert", "key": op.key, "value": op.value, "type": outcome}
         )
     final = workload.final_generator()
-    read = []
+    read: defaultdict[int, list[int]] = defaultdict(list)
+    """When each key was read (ns)."""
     while True:
-        op, final = final.next(context)
-        if op is None:
+        step, final = final.next(context)
+        if step is None:
             break
-        assert isinstance(op, Op) and op.f == "read"
-        read.append(op.key)
-        final = final.update(context, {"process": 0, "f": "read", "key": op.key, "value": [], "type": "ok"})
+        if isinstance(step, Wait):
+            context.time_ns = step.until_ns
+            continue
+        assert step.f == "read"
+        read[step.key].append(context.time_ns)
+        event = {"process": 0, "f": "read", "key": step.key, "value": [], "type": "invoke"}
+        final = final.update(context, event)
+        if step.key == 3:
+            outcome = "info" if len(read[3]) % 2 else "fail"  # never answered
+        else:
+            outcome = "fail" if step.key == 399 and len(read[399]) == 1 else "ok"
+        final = final.update(context, {**event, "type": outcome})
     assert sorted(read) == [3, *range(400 - LAST_KEYS, 400)]
+    counts = {key: len(times_ns) for key, times_ns in read.items() if len(times_ns) > 1}
+    assert counts == {3: MAX_FINAL_ATTEMPTS, 399: 2}
+    for key in counts:
+        assert min(later - earlier for earlier, later in pairwise(read[key])) >= RETRY_NS
 
 
 class ConsumerGroup:
