@@ -187,12 +187,17 @@ class ClockFault(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The victims' replicas are still reached; whether they have read their clocks, if reads are counted."""
+        """The victims' replicas are still reached, and a clock that was set once is still wrong: NTP may have corrected
+        it. Whether replicas have read their clocks, if reads are counted."""
         held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
-        skews = _skews_of(injection)
-        unreached = await asyncio.gather(*(_unreached(target, host, skews[host]) for host in victims))
-        failed = [problem for problem in unreached if problem is not None]
+        skews, in_place = _skews_of(injection), _InPlace(target)
+        set_once = [host for host in victims if skews[host].is_constant and await _runs(target, host)]
+        found = await asyncio.gather(
+            *(_unreached(target, host, skews[host]) for host in victims),
+            *(_offset_problem(in_place, host, in_force, skews[host]) for host in set_once),
+        )
+        failed = [problem for problem in found if problem is not None]
         exercised, words = await _met(target, injection)
         detail = "; ".join(failed[:3]) if failed else words.removeprefix("; ")
         return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(victims), failed=failed)

@@ -27,6 +27,8 @@ __all__ = [
     "PAUSE",
     "Kill",
     "Pause",
+    "forced_words",
+    "judged_by_its_end",
     "processes_of",
     "prove_released",
     "prove_stopped",
@@ -309,7 +311,7 @@ class Kill(FormNemesis):
             return await _prove_crashing(target, injection.value["hosts"], in_force)
         proof = await prove_stopped(target, injection, DOWN, in_force)
         if split_variant(injection.variant)[0] == "terminate":
-            return await _judged_by_its_end(target, injection, proof)
+            return await judged_by_its_end(target, injection, proof)
         return proof
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
@@ -318,7 +320,7 @@ class Kill(FormNemesis):
             return Proof(proven=True, detail="a crash loop is proven only once, when it begins")
         proof = await _prove_still_stopped(target, injection)
         if split_variant(injection.variant)[0] == "terminate":
-            return await _judged_by_its_end(target, injection, proof)
+            return await judged_by_its_end(target, injection, proof)
         return proof
 
     async def heal(self, target: Target, injection: Injection) -> None:
@@ -388,7 +390,12 @@ class Pause(FormNemesis):
         return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
-async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof) -> Proof:
+def forced_words(hosts: Sequence[str]) -> str:
+    """What a proof adds about victims that needed a SIGKILL; empty if there are none."""
+    return f"; {', '.join(hosts)} did not end in time after SIGTERM and needed a SIGKILL" if hosts else ""
+
+
+async def judged_by_its_end(target: Target, injection: Injection, proof: Proof) -> Proof:
     """The proof of an orderly end, naming the victims that needed a SIGKILL: those have not done what a program does
     on shutdown."""
     processes, hosts = processes_of(target), injection.value["hosts"]
@@ -396,7 +403,7 @@ async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof)
     forced = [view.host for view in views if view.was_forced]
     if not forced or not proof.proven:
         return proof
-    detail = f"{proof.detail}; {', '.join(forced)} did not end in time after SIGTERM and needed a SIGKILL"
+    detail = f"{proof.detail}{forced_words(forced)}"
     is_met = not all(view.was_forced or _had_ended(view) for view in views)
     return replace(proof, detail=detail, exercised=proof.exercised if is_met else False)
 

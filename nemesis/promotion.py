@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.operator import find_view, operator_of, views_of
-from nemesis.process import processes_of, prove_released
+from nemesis.process import judged_by_its_end, processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, Target
 
@@ -83,7 +83,8 @@ class Promote(FormNemesis):
         await operator_of(target).promote(injection.fault_id, longest.host)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The former master is down, and another one takes writes."""
+        """The former master is down, and another one takes writes. A master that needed a SIGKILL was not shut down in
+        an orderly way, so that `switch` is not exercised."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         [former] = injection.value["hosts"]
@@ -94,9 +95,11 @@ class Promote(FormNemesis):
         )
         if view is None:
             return Proof(proven=False, detail="no other replica accepts writes", checked=len(target.hosts))
-        return Proof(
+        proof = Proof(
             proven=True, exercised=True, detail=f"{view.host} is the master, which was {former} before", checked=2
         )
+        is_orderly = split_variant(injection.variant)[0] == "switch"
+        return await judged_by_its_end(target, injection, proof) if is_orderly else proof
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start the former master, as the slave that it is now. Idempotent."""

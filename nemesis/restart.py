@@ -13,7 +13,7 @@ from typing import Any
 
 from nemesis.forms import Form, FormNemesis
 from nemesis.operator import find_view
-from nemesis.process import processes_of, prove_released
+from nemesis.process import forced_words, processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import RUNNING, Target
 from nemesis.words import plural
@@ -49,15 +49,16 @@ class Restart(FormNemesis):
         return {"order": rng.sample(hosts, len(hosts))}
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose the order, and note how often each replica was started so far."""
+        """Choose the order, and note how often each replica was started, and needed a SIGKILL, so far."""
         planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         processes = processes_of(target)
-        starts = {host: (await processes.look(host)).starts for host in planned.value["hosts"]}
+        views = [await processes.look(host) for host in planned.value["hosts"]]
         return Injection(
             fault_id=fault_id,
             nemesis=self.name,
             variant=variant,
-            value={**planned.value, "starts": starts},
+            value={**planned.value, "starts": {view.host: view.starts for view in views}},
+            evidence={"forced": {view.host: view.forced_total for view in views}},
             problem=planned.problem,
         )
 
@@ -92,17 +93,20 @@ class Restart(FormNemesis):
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Every replica was started at least once more, and nothing keeps it from running; whether it then serves is up
-        to the system."""
+        to the system. The proof names the replicas that needed a SIGKILL; if all did, no orderly restart has
+        happened."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         processes, before = processes_of(target), injection.value["starts"]
-        after = {host: (await processes.look(host)).starts for host in before}
-        failed = [f"{host} was not restarted" for host in before if after[host] <= before[host]]
+        views = [await processes.look(host) for host in before]
+        failed = [f"{view.host} was not restarted" for view in views if view.starts <= before[view.host]]
         if failed:
             return Proof(proven=False, detail="; ".join(failed[:3]), checked=len(before), failed=failed)
         proof = await prove_released(target, list(before), in_force=in_force)
-        detail = f"{plural(len(before), 'replica')} restarted; {proof.detail}"
-        return Proof(proven=proof.proven, exercised=True, detail=detail, checked=len(before), failed=proof.failed)
+        forced = [view.host for view in views if view.forced_total > injection.evidence["forced"][view.host]]
+        detail = f"{plural(len(before), 'replica')} restarted; {proof.detail}{forced_words(forced)}"
+        is_met = len(forced) < len(before)
+        return Proof(proven=proof.proven, exercised=is_met, detail=detail, checked=len(before), failed=proof.failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start what is down, including a replica that another fault kept from starting. Idempotent."""

@@ -205,7 +205,8 @@ class ProcessView:
     """The state of a replica's processes at one moment. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
     the replica was started in this run; `pids` are the pids, on its host, of the first process of each of its programs
     that has not ended, empty when down or not known. `ended_by_itself`: the replica is down although no fault has ended
-    it since its last start. `was_forced`: a fault sent it SIGTERM, and it took a SIGKILL to end it."""
+    it since its last start. `was_forced`: a fault sent it SIGTERM, and it took a SIGKILL to end it;
+    `forced_total` counts how often that has happened in this run."""
 
     host: str
     state: str
@@ -213,6 +214,7 @@ class ProcessView:
     pids: Sequence[int] = ()
     ended_by_itself: bool = False
     was_forced: bool = False
+    forced_total: int = 0
 
 
 class ProcessMember(NamedTuple):
@@ -334,6 +336,11 @@ class ClockSkew:
     strobe_period_ms: int = 0
     affects_monotonic: bool = False
     step_ms: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the wall clock is off by the same amount all the time: it is set once, and left alone after that."""
+        return not (self.rate_ppm or self.strobe_ms or self.affects_monotonic)
 
     def gained_ms(self, elapsed_s: float) -> float:
         """The error (ms) that the rate alone accumulates in `elapsed_s` seconds."""

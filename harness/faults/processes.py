@@ -77,6 +77,8 @@ class ReplicaProcesses:
         """Host -> its process that a fault ended last."""
         self._forced: set[str] = set()
         """Hosts whose process was last ended by SIGKILL after SIGTERM had failed to end it."""
+        self._forced_total: Counter[str] = Counter()
+        """Host -> how often that happened there."""
         self._locks = {host: asyncio.Lock() for host in hosts}
         self.unexpected_exits: Counter[str] = Counter()
         """Exits that no fault caused, in words -> how often one was found when a replica should have been running."""
@@ -136,6 +138,7 @@ class ReplicaProcesses:
             pids=() if process is None or state == DOWN else _host_pids(process),
             ended_by_itself=process is not None and has_ended and self._has_ended_by_itself(host, process),
             was_forced=host in self._forced and process is self._ended.get(host),
+            forced_total=self._forced_total[host],
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
@@ -174,6 +177,7 @@ class ReplicaProcesses:
                     self._forced.discard(host)
                     if not await _end(process, enders[-1].signal_name):
                         self._forced.add(host)
+                        self._forced_total[host] += 1
                 return
             if is_up and process is self._ended.get(host):  # ending it was interrupted, so it may still end any time
                 await _end(process, "KILL")

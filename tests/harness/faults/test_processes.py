@@ -97,9 +97,11 @@ def test_a_replica_that_ignores_sigterm_is_killed_and_reported_as_forced(
         assert [view.state for view in views] == [DOWN, DOWN, RUNNING]
         assert [view.was_forced for view in views] == [True, False, False]
         await made.faults.release("f1")
-        assert (await made.faults.look("n1")).was_forced is False, "its successor was not"
+        successor = await made.faults.look("n1")
+        assert (successor.was_forced, successor.forced_total) == (False, 1)
         await made.faults.end("f2", ["n1"], signal_name="TERM")  # its successor does not ignore SIGTERM
         assert (await made.faults.look("n1")).was_forced is False
+        assert [(await made.faults.look(host)).forced_total for host in HOSTS] == [1, 0, 0]
 
     run(work)
 

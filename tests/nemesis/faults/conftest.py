@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class FakeProcesses:
         self.waiting: dict[str, tuple[str, bool]] = {}
         """Hosts whose second process waits in the kernel: (state, whether it gets its signal before it runs on)."""
         self.deaf: set[str] = set()
+        self.forced_total: Counter[str] = Counter()
         """Hosts whose replica ends only by SIGKILL."""
 
     async def members(self, host: str) -> Sequence[ProcessMember]:
@@ -67,6 +69,8 @@ class FakeProcesses:
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         self.signals.append(signal_name)
         self.down[fault_id] = set(hosts)
+        if signal_name == "TERM":
+            self.forced_total.update(self.deaf & set(hosts))
 
     async def crash_loop(self, fault_id: str, hosts: Collection[str], *, up_s: float) -> None:
         assert up_s > 0
@@ -106,7 +110,8 @@ class FakeProcesses:
             self.starts[host] = self.starts.get(host, 1) + 1
         state = self.state(host)
         starts, pids = self.starts.get(host, 1), () if state == DOWN else self.pids
-        return ProcessView(host, state, starts, pids, host in self.dead, was_forced=host in self.deaf)
+        forced_total = self.forced_total[host]
+        return ProcessView(host, state, starts, pids, host in self.dead, host in self.deaf, forced_total)
 
 
 class FakeClocks:

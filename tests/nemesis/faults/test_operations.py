@@ -296,6 +296,41 @@ def test_a_rolling_restart_restarts_replicas_one_by_one(make_operated: Any, plan
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize(("deaf", "exercised"), [((), True), (("n1",), True), (("n1", "n2", "n3"), False)])
+def test_a_rolling_restart_is_not_exercised_if_no_replica_ended_after_sigterm(
+    deaf: tuple[str, ...], exercised: bool, make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n2")
+        target.processes.forced_total["n2"] = 1  # during an earlier fault
+        injection = await plan_fault(RESTART, target, "rolling@all")
+        target.processes.deaf = set(deaf)
+        await RESTART.inject(target, injection)
+        proof = await RESTART.prove(target, injection)
+        assert proof.proven and proof.exercised is exercised
+        told = f"; {', '.join(deaf)} did not end in time after SIGTERM and needed a SIGKILL" if deaf else ""
+        assert proof.detail == f"3 replicas restarted; 3 replicas run and answer{told}"
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize(("form", "exercised"), [("failover", True), ("switch", False)])
+def test_a_switch_is_not_exercised_if_the_master_did_not_end_after_sigterm(
+    form: str, exercised: bool, make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n1")
+        target.processes.deaf = {"n1"} if form == "switch" else set()
+        injection = await plan_fault(PROMOTE, target, f"{form}@leader")
+        await PROMOTE.inject(target, injection)
+        proof = await PROMOTE.prove(target, injection)
+        assert proof.proven and proof.exercised is exercised
+        told = "n1 did not end in time after SIGTERM and needed a SIGKILL"
+        assert proof.detail.endswith(told) is (form == "switch")
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize(("form", "signal_name"), [("failover", "KILL"), ("switch", "TERM")])
 def test_the_slave_with_the_longest_log_is_promoted(
     form: str, signal_name: str, make_operated: Any, plan_fault: Any, run_virtual: Run

@@ -179,6 +179,38 @@ def test_a_victim_that_was_started_or_continued_fails_the_final_check(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["bump", "hour", "reset"])
+def test_a_clock_that_somebody_corrected_before_it_was_healed_fails_the_final_check(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(CLOCK, target, f"{form}@n1")
+        await CLOCK.inject(target, injection)
+        assert (await CLOCK.prove(target, injection)).proven
+        assert (await CLOCK.prove_met(target, injection)).proven
+        offset_ms = injection.value["skews"]["n1"]["offset_ms"]
+        target.clocks.wrong_by_ms["n1"] = -offset_ms
+        proof = await CLOCK.prove_met(target, injection)
+        assert not proof.proven and proof.failed == [f"the clock of n1 is off by 0 ms, not {offset_ms} ms"]
+
+    run_virtual(main())
+
+
+def test_the_final_check_reads_no_clock_of_a_victim_that_is_down(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(CLOCK, target, "bump@n1")
+        await CLOCK.inject(target, injection)
+        await target.processes.end("a stray signal", ["n1"])
+        target.clocks.unreadable.add("n1")
+        assert (await CLOCK.prove_met(target, injection)).proven
+
+    run_virtual(main())
+
+
 def test_a_kill_of_a_replica_that_another_fault_holds_is_not_known_to_be_exercised(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
