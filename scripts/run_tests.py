@@ -16,6 +16,8 @@ their tests: collecting the others costs each of their workers a few seconds.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import re
 import shutil
 import signal
@@ -29,8 +31,9 @@ from typing import IO, NamedTuple
 
 __all__ = ["main"]
 
-STOP_TIMEOUT_S = 20.0
-"""Time that a stage gets to end after each signal: pytest takes down what its tests have started."""
+STOP_TIMEOUT_S = 90.0
+"""Time that a stage gets to end after each signal: its workers take down what their tests have started. A Docker engine
+and the machines of the SSH tests took a minute on a busy machine of two cores."""
 
 POLL_INTERVAL_S = 600.0
 """Interval at which a stage is polled even if no SIGCHLD has arrived."""
@@ -140,16 +143,31 @@ class Stages:
     def end(self, heard: signal.Signals | None = None) -> None:
         """End all running stages by SIGINT, SIGTERM and SIGKILL in turn, without `heard`: a Ctrl-C has reached them
         all, and pytest takes down what its tests have started. Another Ctrl-C goes on to the next signal."""
+        if self._under_way():
+            print("make test: taking down what the tests have started (Ctrl-C: do not wait)", file=sys.stderr)
         for word in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
             for process in self._under_way() if word != heard else ():
-                process.send_signal(word)
+                _signal(process, word)
             while self._under_way() and (left_s := deadline_s - time.monotonic()) > 0:
                 if self._next_signal(left_s) not in (None, signal.SIGCHLD):
                     break
 
     def _under_way(self) -> list[subprocess.Popen[bytes]]:
         return [process for process in self._processes if process.poll() is None]
+
+
+def _signal(stage: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a stage, and its workers first: pytest-xdist kills workers that are busy with a test, together with what
+    would take down what the test has started."""
+    workers: list[int] = []
+    with contextlib.suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{stage.pid}/task").iterdir():
+            workers += map(int, (thread / "children").read_text(encoding="ascii").split())
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    stage.send_signal(number)
 
 
 def _files_with(mark: str) -> list[str]:

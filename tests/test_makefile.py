@@ -148,6 +148,36 @@ def test_terminating_the_command_lets_its_stages_take_down_what_they_started(che
     assert (checkout / "ended").read_text() == "taken down\n" * 2
 
 
+WORKER = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print(flush=True)
+signal.sigwait({signal.SIGINT})
+print("down")
+"""
+STAGE_WITH_WORKER = f"""
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True)
+worker.stdout.readline()
+open("begun", "a").write("x")
+try:
+    worker.wait()
+except KeyboardInterrupt:
+    open("ended", "a").write(worker.communicate()[0])
+"""
+
+
+def test_terminating_the_command_lets_the_workers_of_its_stages_take_down_what_they_started(checkout: Path) -> None:
+    (checkout / "stage.py").write_text(STAGE_WITH_WORKER)
+    script(checkout / ".venv" / "bin" / "python", f'case "$*" in *-n*-m*) exec {sys.executable} stage.py;; esac')
+    with stages_of(checkout) as command:
+        while not (checkout / "begun").exists() or (checkout / "begun").read_text() != "xx":
+            time.sleep(0.01)
+        command.terminate()
+        assert command.wait(timeout=60) == 130
+    assert (checkout / "ended").read_text() == "down\n" * 2
+
+
 @pytest.mark.parametrize("mark", ["spark", "serial", "computed", "long"])
 def test_a_stage_is_given_the_files_with_its_mark_and_no_others(checkout: Path, mark: str) -> None:
     for name, text in (("with", f"pytestmark = pytest.mark.{mark}"), ("without", f"pytest.mark.{mark}_other")):
