@@ -56,11 +56,17 @@ async def run_on(
     try:
         status, out, err = await cluster.run(host, words, stdin=stdin, timeout_s=timeout_s)
     except ShellError as error:
-        raise CommandFailed(f"{host}: {error}") from None
+        raise _unanswered(host, error) from None
     if check and status != 0:
         said = (err.strip() or out.strip()).splitlines()
         raise CommandFailed(f"{host}: {' '.join(argv)} ended with status {status}{f': {said[-1]}' if said else ''}")
     return Output(status, out, err)
+
+
+def _unanswered(host: str, error: ShellError) -> CommandFailed:
+    """The error of a host, or of the machine that it is on, as one of its host."""
+    said = str(error)
+    return CommandFailed(said if error.host == host else f"{host}: {said}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +164,7 @@ class Host:
         try:
             return await self.cluster.get_file(self.name, self.path(path))
         except ShellError as error:
-            raise CommandFailed(f"{self.name}: {error}") from None
+            raise _unanswered(self.name, error) from None
 
     async def wipe(self) -> None:
         """Remove everything in the data directory, while the system's programs are not running. Raises
@@ -168,7 +174,7 @@ class Host:
             try:
                 await self.cluster.begin_account(self.name)
             except ShellError as error:
-                raise CommandFailed(f"{self.name}: {error}") from None
+                raise _unanswered(self.name, error) from None
 
     async def listens(self, ports: Collection[str] | None = None, *, at: str | None = None) -> bool:
         """Whether sockets listen on these ports (None: all of the system's) according to the host's /proc/net/tcp, at

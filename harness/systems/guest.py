@@ -26,7 +26,7 @@ from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, Remo
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
 from harness.programs import SYSTEM_PATH
-from harness.sdk import Client, Host, Output, Recipe, Status, System
+from harness.sdk import Client, CommandFailed, Host, Output, Recipe, Status, System
 from harness.sdk.install import ERROR_LINE, cache_directory, fetched, find_file, is_fetched
 from harness.sdk.known import Known
 from harness.sdk.plugin import (
@@ -302,8 +302,11 @@ class GuestSystem:
         SystemUnderTestError."""
         if (reason := self.cannot_run_on(self._cluster)) is not None:
             raise OperatorError(reason)
-        await all_of(map(self._install, self._hosts.values()))
-        await all_of(map(self._become_user, self._hosts.values()))
+        try:
+            await all_of(map(self._install, self._hosts.values()))
+            await all_of(map(self._become_user, self._hosts.values()))
+        except CommandFailed as error:  # a host does not answer
+            raise OperatorError(f"{self.name} cannot be installed: {error}") from None
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
         await all_of(map(self._prepare_host, self._hosts.values()))

@@ -14,6 +14,7 @@ from harness import registry
 from harness.clusters.local import LocalCluster
 from harness.errors import OperatorError
 from harness.run_state import RunState
+from nemesis.mechanisms.shell import ShellError
 
 pytestmark = pytest.mark.cluster
 
@@ -37,7 +38,7 @@ class Remote(LocalCluster):
     """A cluster whose hosts count as having their own file systems, and on which one program fails."""
 
     failing = ""
-    failure = (0, "", "")
+    failure: tuple[int, str, str] | ShellError = (0, "", "")
 
     def python(self, host: str) -> str:
         return "python3"
@@ -47,11 +48,13 @@ class Remote(LocalCluster):
 
     async def run(self, host: str, argv: Sequence[str], **given: Any) -> tuple[int, str, str]:
         if self.failing in argv:
+            if isinstance(self.failure, ShellError):
+                raise self.failure
             return self.failure
         return await super().run(host, argv, **given)
 
 
-def start(tmp_path: Path, install: str, failing: str, failure: tuple[int, str, str]) -> None:
+def start(tmp_path: Path, install: str, failing: str, failure: tuple[int, str, str] | ShellError) -> None:
     async def main() -> None:
         run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
         cluster = Remote(node_count=1, run=run, work_dir=str(tmp_path / "nodes"), ports=[27000])
@@ -90,6 +93,12 @@ def test_packages_that_cannot_be_installed_are_one_line_with_the_fix(
     with pytest.raises(OperatorError, match=expected) as caught:
         start(tmp_path, "apt('kv-server', 'kv-tools')", "apt-get", failure)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_host_that_stops_answering_during_the_installation_is_named_in_one_line(tmp_path: Path) -> None:
+    lost = ShellError("n1", ["run"], 255, "no answer within 605 s; last: connection refused")
+    with pytest.raises(OperatorError, match=r"^mine cannot be installed: n1: `run` .*: no answer within 605 s"):
+        start(tmp_path, "apt('kv-server')", "apt-get", lost)
 
 
 def test_files_that_cannot_be_unpacked_on_a_host_are_one_line_with_the_fix(
