@@ -319,7 +319,11 @@ def main(
     with _deep_results():
         outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
         statuses = {outcome.exit_status for outcome in outcomes}
-        results = [outcome.result for outcome in outcomes if outcome.result is not None]
+        results = [
+            (job.path, outcome.result)
+            for job, outcome in zip(jobs, outcomes, strict=True)
+            if outcome.result is not None
+        ]
         if options.html and results and not _write_page(Path(options.html), results, write):
             statuses.add(BAD_ARGUMENTS)
     return next(status for status in _WORST_FIRST if status in statuses)
@@ -335,11 +339,11 @@ def _deep_results() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, str], None]) -> bool:
+def _write_page(path: Path, results: Sequence[tuple[str, Result]], write: Callable[[Path, str], None]) -> bool:
     """Write the page of the first invalid result, else of the first one; on failure, print why in one line."""
-    shown = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
+    file, shown = next((each for each in results if each[1].verdict is Verdict.INVALID), results[0])
     try:
-        write(path, html(shown))
+        write(path, html(shown, title=_harmless(file)))
     except OSError as error:
         _complain(f"{path}: {error.strerror}")
         return False

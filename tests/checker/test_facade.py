@@ -7,6 +7,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from checker import (
     Register,
     Verdict,
     check,
+    check_transactions,
     parse_model,
 )
 from checker.cli import main
@@ -157,6 +159,54 @@ def test_drawings_are_small_and_well_formed(done) -> None:
     assert len(root.findall(".//{http://www.w3.org/2000/svg}rect")) == len(result.witness.operations)
     page = html(result)
     assert "invalid" in page and "<&>" not in page and len(page) < 20_000
+
+
+def test_no_label_of_a_drawing_reaches_the_next_one_of_its_lane(done) -> None:
+    long = [[0, "write", "a" * 20 + str(number), None] for number in range(3)]
+    result = check(done(*long, (1, "read", None, long[0][2])), Register())
+    assert result.witness is not None
+    labels = [
+        (int(each.attrib["y"]), int(each.attrib["x"]), len(each.text or ""))
+        for each in ElementTree.fromstring(svg(result.witness)).iter()
+        if each.get("class") == "label"
+    ]
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for y, x, characters in labels:
+        lanes.setdefault(y, []).append((x, characters))
+    assert len(labels) == len(result.witness.operations) and max(map(len, lanes.values())) > 1
+    for lane in lanes.values():
+        lane.sort()
+        assert all(x + 6 * characters < later for (x, characters), (later, _) in pairwise(lane))
+
+
+def test_opposite_arrows_of_a_drawing_do_not_coincide() -> None:
+    skew = check_transactions(
+        [
+            {"process": 0, "type": "invoke", "f": "txn", "value": [["append", "x", 1], ["r", "y", None]]},
+            {"process": 1, "type": "invoke", "f": "txn", "value": [["append", "y", 1], ["r", "x", None]]},
+            {"process": 0, "type": "ok", "f": "txn", "value": [["append", "x", 1], ["r", "y", []]]},
+            {"process": 1, "type": "ok", "f": "txn", "value": [["append", "y", 1], ["r", "x", []]]},
+        ]
+    )
+    assert skew.witness is not None and len(skew.witness.edges) == 2
+    paths = ElementTree.fromstring(svg(skew.witness)).findall(".//{http://www.w3.org/2000/svg}path[@class='edge']")
+    ends = [[tuple(map(int, point.split())) for point in path.attrib["d"][1:].split("L")] for path in paths]
+    assert len(ends) == 2 and sorted(ends[0]) != sorted(ends[1])
+
+
+def test_a_page_names_its_file_and_shows_figures_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [("invoke", "write", 1), ("ok", "write", 1), ("invoke", "read", None), ("ok", "read", 2)]
+    stale = write(tmp_path / "stale <1>.jsonl", [{"process": 0, "type": t, "f": f, "value": v} for t, f, v in said])
+    page = tmp_path / "page.html"
+    assert main([stale, "--model", "register", "--html", str(page)]) == 1
+    text = page.read_text()
+    assert "stale &lt;1&gt;.jsonl" in text and "<td>engines</td><td>A3 register zones: 1</td>" in text
+    assert "{" not in text.partition("<table>")[2] and "problems" not in text
+
+
+def test_a_stale_read_of_the_initial_value_is_told_in_two_sentences(done) -> None:
+    result = check(done((0, "write", 1, None), (1, "read", None, None)), Register())
+    assert result.reason.endswith("had returned; None is the initial value.")
 
 
 @pytest.mark.parametrize("name", ["register", "log", "fifo-queue", "set", "multi-register", "key-value"])
