@@ -205,6 +205,16 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"unknown option {option}{nearest(option, known)}")
         return super().parse_args(args, namespace)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+        what = "a whole number" if action.type is int else "a number"
+        unit = " of seconds" if action.metavar == "S" else ""
+        raise argparse.ArgumentError(action, f"not {what}{unit}: {arg_string!r}")
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))

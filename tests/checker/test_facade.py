@@ -30,6 +30,7 @@ from checker import (
 )
 from checker.cli import main
 from checker.drawing import html, svg
+from checker.nearest import nearest
 from checker.testing.large import large_history
 
 
@@ -289,3 +290,18 @@ def test_bad_arguments_are_reported_in_one_line_with_status_254(
     assert main([argument.format(good=good, broken=broken) for argument in arguments]) == 254
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--time", " (did you mean --time-limit?)"),
+        ("--seeed", " (did you mean --seed?)"),
+        ("--log", ""),
+        ("--quiet", ""),
+        ("--", ""),
+        ("", ""),
+    ],
+)
+def test_a_hint_ignores_the_dashes_that_all_options_share(word: str, hint: str) -> None:
+    assert nearest(word, ["--storage", "--junit", "--set", "--seed", "--time-limit"]) == hint
