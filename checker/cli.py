@@ -444,6 +444,8 @@ def _check_file(job: _Job) -> _Outcome:
         return _Outcome(result=_read_and_check(job))
     except FormatError as error:
         mend = "; use --lenient to check the rest" if error.can_be_left_out and not job.lenient else ""
+        if error.can_be_left_out and error.line is not None and job.format != "auto":
+            mend += f"; omit --format if the file is not {job.format}"
         return _Outcome(error=f"{error}{mend}")
     except (ModelError, HistoryError) as error:
         return _Outcome(error=f"{job.path}: {error}")

@@ -268,6 +268,7 @@ def test_a_verdict_can_be_printed_in_any_encoding(tmp_path: Path, done, monkeypa
         (["{good}", "--model", "register", "--html", ""], "--html: the path is empty"),
         (["{good}", "--model", "register:initial=" + "[" * 10_000], "initial is nested too deeply"),
         (["{good}", "--model", "register:initial=1,initial=2"], "initial is given twice"),
+        (["{good}", "--model", "register", "--format", "edn"], "; omit --format if the file is not edn"),
         (["{good}", "--model", "register", "--format", "xml"], "unknown format 'xml'; known: auto, jsonl"),
         (["{good}", "--model", "register", "--format", "jsonn"], "unknown format 'jsonn' (did you mean json?)"),
         (["{good}", "--modle", "register"], "unknown option --modle (did you mean --model?)"),
