@@ -420,6 +420,7 @@ def test_the_page_of_a_run_without_faults_and_operations_says_so(run):
     assert "No faults were injected." in page.text
     assert "The history contains no completed operation" in page.text
     assert "No check produced a result." in page.text
+    assert "Longest silence" in page.text and "0 ns" not in page.text, "without an operation there is none"
 
 
 def test_a_valid_run_without_faults_says_so(run):
