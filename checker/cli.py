@@ -450,7 +450,7 @@ def _check_file(job: _Job) -> _Outcome:
     except (ModelError, HistoryError) as error:
         return _Outcome(error=f"{job.path}: {error}")
     except OSError as error:
-        return _Outcome(error=f"{job.path}: {error.strerror or error}")
+        return _Outcome(error=f"{job.path or repr('')}: {error.strerror or error}{_instead_of(job.path)}")
     except RecursionError:
         return _Outcome(error=f"{job.path}: a value is nested too deeply")
     except MemoryError:
@@ -460,6 +460,14 @@ def _check_file(job: _Job) -> _Outcome:
             raise
         what = f"{type(error).__name__}: {short(str(error), 200)}"
         return _Outcome(error=f"{job.path}: {job.model} cannot be used with these values ({what})")
+
+
+def _instead_of(path: str) -> str:
+    """What to give instead of a path that is not a file: the history in a run's directory, or standard input."""
+    if path == "-":
+        return "; give /dev/stdin to read standard input"
+    found = (os.path.join(path, name) for name in ("history.jsonl", "history.edn") if path)
+    return next((f"; give {file}" for file in found if os.path.isfile(file)), "")
 
 
 def _check_in_a_worker(job: _Job) -> _Outcome:
@@ -541,8 +549,9 @@ def _in_words(job: _Job, result: Result) -> str:
     for engine, reasons in stats.get("not_applicable", {}).items():
         lines.append(f"  {engine} did not apply: {'; '.join(reasons)}")
     if stats.get("events_left_out") or stats.get("events_missing"):
-        read = f"{stats['operations']} operations were read"
-        lines.append(f"  {read}, {stats['events_left_out']} events left out, {stats['events_missing']} missing")
+        read, left_out = f"{stats['operations']} operations were read", stats["events_left_out"]
+        events = "1 event" if left_out == 1 else f"{left_out} events"
+        lines.append(f"  {read}, {events} left out, {stats['events_missing']} missing")
     lines += [f"  note: {problem}" for problem in stats.get("problems", ())]
     if stats.get("nemesis_events"):
         lines.append(f"  note: nemesis events: {stats['nemesis_events']}")

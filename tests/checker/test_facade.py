@@ -293,6 +293,23 @@ def test_bad_arguments_are_reported_in_one_line_with_status_254(
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["history.jsonl", "history.edn"])
+def test_the_history_in_a_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([str(tmp_path), "--model", "register"]) == 254
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory\n"
+    (tmp_path / name).touch()
+    assert main([str(tmp_path), "--model", "register"]) == 254
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory; give {tmp_path / name}\n"
+
+
+def test_a_dash_is_told_how_to_read_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-", "--model", "register"]) == 254
+    assert capsys.readouterr().err == "-: No such file or directory; give /dev/stdin to read standard input\n"
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
