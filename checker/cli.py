@@ -205,6 +205,16 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"unknown option {option}{nearest(option, known)}")
         return super().parse_args(args, namespace)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+        what = "a whole number" if action.type is int else "a number"
+        unit = " of seconds" if action.metavar == "S" else ""
+        raise argparse.ArgumentError(action, f"not {what}{unit}: {arg_string!r}")
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
@@ -319,7 +329,11 @@ def main(
     with _deep_results():
         outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
         statuses = {outcome.exit_status for outcome in outcomes}
-        results = [outcome.result for outcome in outcomes if outcome.result is not None]
+        results = [
+            (job.path, outcome.result)
+            for job, outcome in zip(jobs, outcomes, strict=True)
+            if outcome.result is not None
+        ]
         if options.html and results and not _write_page(Path(options.html), results, write):
             statuses.add(BAD_ARGUMENTS)
     return next(status for status in _WORST_FIRST if status in statuses)
@@ -335,11 +349,11 @@ def _deep_results() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, str], None]) -> bool:
+def _write_page(path: Path, results: Sequence[tuple[str, Result]], write: Callable[[Path, str], None]) -> bool:
     """Write the page of the first invalid result, else of the first one; on failure, print why in one line."""
-    shown = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
+    file, shown = next((each for each in results if each[1].verdict is Verdict.INVALID), results[0])
     try:
-        write(path, html(shown))
+        write(path, html(shown, title=_harmless(file)))
     except OSError as error:
         _complain(f"{path}: {error.strerror}")
         return False
@@ -430,11 +444,13 @@ def _check_file(job: _Job) -> _Outcome:
         return _Outcome(result=_read_and_check(job))
     except FormatError as error:
         mend = "; use --lenient to check the rest" if error.can_be_left_out and not job.lenient else ""
+        if error.can_be_left_out and error.line is not None and job.format != "auto":
+            mend += f"; omit --format if the file is not {job.format}"
         return _Outcome(error=f"{error}{mend}")
     except (ModelError, HistoryError) as error:
         return _Outcome(error=f"{job.path}: {error}")
     except OSError as error:
-        return _Outcome(error=f"{job.path}: {error.strerror or error}")
+        return _Outcome(error=f"{job.path or repr('')}: {error.strerror or error}{_instead_of(job.path)}")
     except RecursionError:
         return _Outcome(error=f"{job.path}: a value is nested too deeply")
     except MemoryError:
@@ -444,6 +460,14 @@ def _check_file(job: _Job) -> _Outcome:
             raise
         what = f"{type(error).__name__}: {short(str(error), 200)}"
         return _Outcome(error=f"{job.path}: {job.model} cannot be used with these values ({what})")
+
+
+def _instead_of(path: str) -> str:
+    """What to give instead of a path that is not a file: the history in a run's directory, or standard input."""
+    if path == "-":
+        return "; give /dev/stdin to read standard input"
+    found = (os.path.join(path, name) for name in ("history.jsonl", "history.edn") if path)
+    return next((f"; give {file}" for file in found if os.path.isfile(file)), "")
 
 
 def _check_in_a_worker(job: _Job) -> _Outcome:
@@ -525,8 +549,9 @@ def _in_words(job: _Job, result: Result) -> str:
     for engine, reasons in stats.get("not_applicable", {}).items():
         lines.append(f"  {engine} did not apply: {'; '.join(reasons)}")
     if stats.get("events_left_out") or stats.get("events_missing"):
-        read = f"{stats['operations']} operations were read"
-        lines.append(f"  {read}, {stats['events_left_out']} events left out, {stats['events_missing']} missing")
+        read, left_out = f"{stats['operations']} operations were read", stats["events_left_out"]
+        events = "1 event" if left_out == 1 else f"{left_out} events"
+        lines.append(f"  {read}, {events} left out, {stats['events_missing']} missing")
     lines += [f"  note: {problem}" for problem in stats.get("problems", ())]
     if stats.get("nemesis_events"):
         lines.append(f"  note: nemesis events: {stats['nemesis_events']}")

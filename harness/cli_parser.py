@@ -74,11 +74,23 @@ class _Parser(argparse.ArgumentParser):
         if not option.startswith("-") and is_file(option) and "--system" in self._option_string_actions:
             self.error(f"unexpected argument {option!r} (to use your own system: --system {option})")
         if not option.startswith("-"):
-            self.error(f"unexpected argument {option!r} (your own system must be in a file NAME.py)")
+            takes_system = "--system" in self._option_string_actions
+            hint = " (your own system must be in a file NAME.py)" if takes_system else ""
+            self.error(f"unexpected argument {option!r}{hint}")
         if option in MOVED and "--set" in self._option_string_actions:
             value = value if separator else next(iter(rest[1:]), "HOW")
             self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
         self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+        what = "a whole number" if action.type is int else "a number"
+        unit = " of seconds" if action.metavar == "SECONDS" else ""
+        raise argparse.ArgumentError(action, f"not {what}{unit}: {arg_string!r}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

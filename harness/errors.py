@@ -20,11 +20,10 @@ __all__ = [
     "one_line",
 ]
 
-import difflib
 import errno
 import sys
-from collections.abc import Iterable
 
+from checker.nearest import nearest
 from harness.pasteable import python_command
 
 EXIT_OPERATOR = 254
@@ -56,12 +55,6 @@ def one_line(error: object) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(error).strip()
     )
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: " (did you mean X?)", or "" if nothing is similar."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
-    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def how_to_get(package: str) -> str:

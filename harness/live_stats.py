@@ -148,8 +148,11 @@ class LiveStats:
         ]
 
     def rate_per_s(self, now_ns: int, *, window_s: int = 5) -> float:
-        """Completed operations per second over the last `window_s` whole seconds."""
+        """Completed operations per second over the last `window_s` whole seconds; before the first has passed, since
+        the beginning."""
         counts = self.rates(now_ns, seconds=window_s)
+        if not counts and 0 < now_ns < NS_PER_S:
+            return sum(self.rates(NS_PER_S, seconds=1)) * NS_PER_S / now_ns
         return sum(counts) / len(counts) if counts else 0.0
 
     def latency_quantiles_ns(self, quantiles: Sequence[float] = (0.5, 0.99)) -> list[int]:

@@ -175,7 +175,9 @@ class RunDir:
     def read_test(self) -> dict[str, Any]:
         """The content of test.json. Raises StoreError if it is missing or damaged."""
         return _read_json(
-            self.test_path, f"run {self.name} has no test.json: it is not a run, or was killed when it started"
+            self.test_path,
+            f"{self.path} has no test.json: it is not a run (harness check judges a history alone), or was killed when "
+            "it started",
         )
 
     def read_results(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ class Test:
         faults = "+".join(choice.name for choice in self.nemesis) or "none"
         if self.nemesis_schedule is not None:
             faults = "schedule"
-        return f"{self.system_name}-{self.workload}-{faults}"
+        name = f"{self.system_name}-{self.workload}-{faults}"  # a file may have any name, the store's folders may not
+        return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._+=,-]", "_", name))
 
     @property
     def system_name(self) -> str:

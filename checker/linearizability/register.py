@@ -261,11 +261,10 @@ def _stale(history: History, rows: Sequence[int], old: Any, new: Any) -> Violati
             reason=f"the read saw {short(old)}, so it came before {short(new)} was written",
         ),
     ]  # fmt: skip
-    before = f"{short(old)} is the initial value"
+    before = f"; {short(old)} is the initial value"
     if replaced is not None:
-        before = f"which itself began after {named_row(history, replaced)} had returned"
+        before = f", which itself began after {named_row(history, replaced)} had returned"
         reason = f"{short(old)} was written before the write of {short(new)} began"
         edges.append(Edge(source=at[replaced], target=at[replacing], kind="realtime", reason=reason))
-    text = f"{named_row(history, read)} was stale: it began after {named_row(history, replacing)} had returned, "
-    text += f"{before}."
+    text = f"{named_row(history, read)} was stale: it began after {named_row(history, replacing)} had returned{before}."
     return Violation(rows=chosen, text=text, edges=tuple(edges))

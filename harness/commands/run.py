@@ -248,7 +248,11 @@ def test_from(arguments: argparse.Namespace) -> Test:
 def make_test(given: Mapping[str, Any]) -> Test:
     """The test for options by their names on the command line. Raises OperatorError."""
     names = [word.strip() for word in str(given["nemesis"]).split(",") if word.strip()]
-    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
+    if not names:
+        raise OperatorError("--nemesis: the value is empty; use none for a run without faults")
+    if "none" in names and len(names) > 1:
+        raise OperatorError("--nemesis: none cannot be combined with other nemeses")
+    chosen = () if names == ["none"] else tuple(NemesisChoice.parse(name) for name in names)
     test = Test(
         system=given["system"],
         cluster=str(given["cluster"]),

@@ -88,8 +88,13 @@ def _table(runs: Sequence[RunSummary], *, is_wide: bool) -> Table:
         table.add_column(overflow="fold")
         for run in runs:
             table.add_row(_verdict(run), Text(run.name))
-            faults, seed = f"faults: {fault_words(run)}", f"seed {_seed(run)}"
-            details = (_what(run), operation_words(run), faults, _took(run), seed)
+            found = (
+                ("", operation_words(run)),
+                ("faults: ", fault_words(run)),
+                ("", _took(run)),
+                ("seed ", _seed(run)),
+            )
+            details = [_what(run), *(f"{name}{value}" for name, value in found if value != "–")]
             table.add_row(Text(_age(run, now), style="dim"), Text("; ".join(details), style="dim"))
         return table
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

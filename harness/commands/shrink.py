@@ -22,6 +22,7 @@ from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, require_writable, store_of
 from harness.test import Test, test_from_json
+from harness.units import plural
 from nemesis.schedule import Schedule, ScheduleError, load_schedule, schedule_text
 
 __all__ = ["replaying", "shrink_command"]
@@ -50,7 +51,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     def say(line: str) -> None:
         console.print_line(f"  {line}")
 
-    console.print_line(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s")
+    console.print_line(f"shrinking {run_dir.name}: {plural(len(schedule), 'event')}, {test.time_limit_s:g} s")
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
@@ -59,12 +60,14 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         say(f"an earlier search got further: {directory} is left unchanged")
         found = earlier
     path = directory / SCHEDULE if earlier is not None else _keep(found, directory)
-    word = "no single fault can be left out" if found.is_minimal else "the search ended early"
+    word = "the search ended early"
+    if found.is_minimal:
+        word = "no single fault can be left out" if found.schedule else "it fails without any faults"
     left = found.test
-    clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"
     for line in (
-        f"{len(found.schedule)} of {len(schedule)} events left after {found.runs} runs; {word}",
-        f"{left.nodes} replicas, {clients}, {left.rate:g} operations/s for {left.time_limit_s:g} s",
+        f"{len(found.schedule)} of {len(schedule)} events left after {plural(found.runs, 'run')}; {word}",
+        f"{plural(left.nodes, 'replica')}, {plural(left.concurrency, 'client')}, {left.rate:g} operations/s for "
+        f"{left.time_limit_s:g} s",
     ):
         console.print_line(line)
     for event in found.schedule:

@@ -105,7 +105,7 @@ class _Shrinker:
         if (self.test, self.schedule) != before:
             left = self.test
             self._say(
-                f"Hypothesis, {self.runs - runs} runs: {plural(len(self.schedule), 'event')}, "
+                f"Hypothesis, {plural(self.runs - runs, 'run')}: {plural(len(self.schedule), 'event')}, "
                 f"{plural(left.nodes, 'replica')}, "
                 f"{plural(left.concurrency, 'client')}, {left.rate:g} operations per second for {left.time_limit_s:g} s"
             )
@@ -120,7 +120,7 @@ class _Shrinker:
             shorter = dataclasses.replace(self.test, time_limit_s=limit_s)
             if not self.first_that_fails([(shorter, self.schedule.without(late))]):
                 return
-            self._say(f"the load ends at {limit_s:g} s, {self._count()} faults")
+            self._say(f"the load ends at {limit_s:g} s, {plural(self._count(), 'fault')}")
 
     def drop_faults(self) -> bool:
         """Delta debugging over the faults. Returns whether it completed."""
@@ -141,7 +141,7 @@ class _Shrinker:
                 return False
             if found:
                 left = self._count()
-                self._say(f"{left} faults left")
+                self._say(f"{plural(left, 'fault')} left")
                 parts = 2 if left <= len(faults) // 2 else max(2, parts - 1)
             elif parts >= len(faults):
                 return True

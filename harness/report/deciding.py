@@ -93,7 +93,9 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
     """What the curves show, in sentences."""
     violation = explanation.get("violation")
     words = clip(violation.get("text") or "", 300) if isinstance(violation, Mapping) else ""
-    found = [f"Violation explained: {words}"] if words else []
+    at_s = violation.get("at_s") if isinstance(violation, Mapping) else None
+    seen = f", seen at {_moment(at_s)}" if _is_moment(at_s) else ""
+    found = [f"Violation explained{seen}: {words}"] if words else []
     curves = {name: points for name in CURVES if (points := _points(explanation, name))}
     moment, jump = jump_of(explanation), explanation.get("jump")
     if moment is None or not isinstance(jump, Mapping):
@@ -195,8 +197,8 @@ def _of(point: _Point) -> str:
     return f"{point.fails} of {point.runs}"
 
 
-def _moment(at_s: float) -> str:
-    return f"{at_s:,.4f} s" if at_s >= 0 else f"{-at_s:,.4f} s before the load"
+def _moment(at_s: float, *, decimals: int = 4) -> str:
+    return f"{abs(at_s):,.{decimals}f} s{'' if at_s >= 0 else ' before the load'}"
 
 
 def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -216,7 +218,7 @@ def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | Non
         drawings.append(("Around the moment", _drawing(curves, near[0], near[1], moment)))
     account = explanation.get("account")
     lines = [
-        (f"{one['at_s']:,.6f} s", clip(one.get("text") or "", 160))
+        (_moment(one["at_s"], decimals=6), clip(one.get("text") or "", 160))
         for one in (account if isinstance(account, list) else ())
         if isinstance(one, Mapping) and _is_moment(one.get("at_s"))
     ][:MAX_LINES]

@@ -287,14 +287,13 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
         tiles.append(("Faults proven", f"{proven} of {len(faults)}", ", ".join(filter(None, remarks))))
     else:
         tiles.append(("Faults", "none", ""))
-    silence_ns = data.silence_ns[1] - data.silence_ns[0]
-    tiles.append(
-        (
-            "Longest silence",
-            duration(silence_ns),
-            f"from {data.silence_ns[0] / 1e9:.1f} s to {data.silence_ns[1] / 1e9:.1f} s",
+    begin_ns, end_ns = data.silence_ns
+    if end_ns > begin_ns:
+        tiles.append(
+            ("Longest silence", duration(end_ns - begin_ns), f"from {begin_ns / 1e9:.1f} s to {end_ns / 1e9:.1f} s")
         )
-    )
+    else:
+        tiles.append(("Longest silence", "–", ""))
     return tiles
 
 

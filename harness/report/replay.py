@@ -90,7 +90,8 @@ class Replay:
 
 
 def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVER_NS) -> Replay:
-    """What the page shows of this run between two moments. Raises StoreError or TraceError for damaged files."""
+    """What the page shows of this run between two moments. Raises StoreError or TraceError for damaged files, and
+    TraceError for a part in which nothing happened."""
     test = run_dir.read_test()
     results: Mapping[str, Any] = run_dir.read_results() if run_dir.results_path.exists() else {}
     nodes = test.get("nodes")
@@ -109,8 +110,11 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
     _restrict_to_window(replay, from_ns, to_ns)
-    if silence is not None and (from_ns > ended_ns or not (replay.operations or replay.faults)):
-        raise silence  # the window lies outside the run, or the page would be empty
+    if from_ns > ended_ns or not (replay.operations or replay.faults):  # outside the run, or an empty page
+        if silence is not None:
+            raise silence
+        if not replay.messages and replay.part != (None, None):
+            raise TraceError(f"nothing happened in this part of the run: its history ends at {instant(ended_ns)}")
     replay.faults = _first(replay, replay.faults, MAX_FAULTS, "fault")
     replay.violations = _first(replay, replay.violations, MAX_VIOLATIONS, "violation")
     return replay

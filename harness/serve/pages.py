@@ -194,12 +194,17 @@ def run_view(
     }
 
 
+def _plain(number: Any) -> Any:
+    """60.0 -> "60", 2.5 -> "2.5"; anything but a float, from a damaged file, unchanged."""
+    return f"{number:g}" if isinstance(number, float) else number
+
+
 def _facts(run: RunSummary, test: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("System", run.system), ("Workload", run.workload), ("Nemesis", run.nemesis), ("Cluster", run.cluster),
         ("Settings", run.settings), ("Nodes", run.nodes), ("Clients", test.get("concurrency")),
-        ("Rate per second", "no limit" if test.get("rate") == 0 else test.get("rate")),
-        ("Load, in seconds", test.get("time_limit_s")), ("Seed", run.seed),
+        ("Rate per second", "no limit" if test.get("rate") == 0 else _plain(test.get("rate"))),
+        ("Load, in seconds", _plain(test.get("time_limit_s"))), ("Seed", run.seed),
         ("Started (UTC)", started_words(run.started_at)),
         ("Took", None if run.duration_s is None else duration(run.duration_s * 1e9)),
         ("Operations", operation_words(run)), ("Faults", fault_words(run)),

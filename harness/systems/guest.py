@@ -122,6 +122,11 @@ TIMED_OUT = -9
 """Status of a command on a host that was killed at its timeout."""
 
 
+def _as_program_name(file: str) -> str:
+    """The name of a system's only program, after the system's file, which may have any name."""
+    return re.sub(r"[^A-Za-z0-9_. -]", "_", f"_{file}" if file.startswith((" ", "-", ".")) else file)[:100]
+
+
 @functools.cache
 def adapted(plugin: Plugin) -> type[GuestSystem]:
     """The system class for a plug-in."""
@@ -375,7 +380,7 @@ class GuestSystem:
         system = self._system
         method = "programs" if type(system).programs is not System.programs else "command"
         asked = self._call_plainly(method, host)
-        commands = {self.name.partition(":")[0]: asked} if method == "command" else asked
+        commands = {_as_program_name(self.name.partition(":")[0]): asked} if method == "command" else asked
         if not isinstance(commands, Mapping):
             raise self._wrong(
                 method, f"programs({host.name}) returned {asked!r:.80}, not a mapping of names to lists of words"

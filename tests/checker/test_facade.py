@@ -7,6 +7,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from checker import (
     Register,
     Verdict,
     check,
+    check_transactions,
     parse_model,
 )
 from checker.cli import main
 from checker.drawing import html, svg
+from checker.nearest import nearest
 from checker.testing.large import large_history
 
 
@@ -159,6 +162,54 @@ def test_drawings_are_small_and_well_formed(done) -> None:
     assert "invalid" in page and "<&>" not in page and len(page) < 20_000
 
 
+def test_no_label_of_a_drawing_reaches_the_next_one_of_its_lane(done) -> None:
+    long = [[0, "write", "a" * 20 + str(number), None] for number in range(3)]
+    result = check(done(*long, (1, "read", None, long[0][2])), Register())
+    assert result.witness is not None
+    labels = [
+        (int(each.attrib["y"]), int(each.attrib["x"]), len(each.text or ""))
+        for each in ElementTree.fromstring(svg(result.witness)).iter()
+        if each.get("class") == "label"
+    ]
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for y, x, characters in labels:
+        lanes.setdefault(y, []).append((x, characters))
+    assert len(labels) == len(result.witness.operations) and max(map(len, lanes.values())) > 1
+    for lane in lanes.values():
+        lane.sort()
+        assert all(x + 6 * characters < later for (x, characters), (later, _) in pairwise(lane))
+
+
+def test_opposite_arrows_of_a_drawing_do_not_coincide() -> None:
+    skew = check_transactions(
+        [
+            {"process": 0, "type": "invoke", "f": "txn", "value": [["append", "x", 1], ["r", "y", None]]},
+            {"process": 1, "type": "invoke", "f": "txn", "value": [["append", "y", 1], ["r", "x", None]]},
+            {"process": 0, "type": "ok", "f": "txn", "value": [["append", "x", 1], ["r", "y", []]]},
+            {"process": 1, "type": "ok", "f": "txn", "value": [["append", "y", 1], ["r", "x", []]]},
+        ]
+    )
+    assert skew.witness is not None and len(skew.witness.edges) == 2
+    paths = ElementTree.fromstring(svg(skew.witness)).findall(".//{http://www.w3.org/2000/svg}path[@class='edge']")
+    ends = [[tuple(map(int, point.split())) for point in path.attrib["d"][1:].split("L")] for path in paths]
+    assert len(ends) == 2 and sorted(ends[0]) != sorted(ends[1])
+
+
+def test_a_page_names_its_file_and_shows_figures_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [("invoke", "write", 1), ("ok", "write", 1), ("invoke", "read", None), ("ok", "read", 2)]
+    stale = write(tmp_path / "stale <1>.jsonl", [{"process": 0, "type": t, "f": f, "value": v} for t, f, v in said])
+    page = tmp_path / "page.html"
+    assert main([stale, "--model", "register", "--html", str(page)]) == 1
+    text = page.read_text()
+    assert "stale &lt;1&gt;.jsonl" in text and "<td>engines</td><td>A3 register zones: 1</td>" in text
+    assert "{" not in text.partition("<table>")[2] and "problems" not in text
+
+
+def test_a_stale_read_of_the_initial_value_is_told_in_two_sentences(done) -> None:
+    result = check(done((0, "write", 1, None), (1, "read", None, None)), Register())
+    assert result.reason.endswith("had returned; None is the initial value.")
+
+
 @pytest.mark.parametrize("name", ["register", "log", "fifo-queue", "set", "multi-register", "key-value"])
 def test_reports_of_huge_values_stay_small(done, name: str) -> None:
     long = "x" * 500_000
@@ -217,6 +268,7 @@ def test_a_verdict_can_be_printed_in_any_encoding(tmp_path: Path, done, monkeypa
         (["{good}", "--model", "register", "--html", ""], "--html: the path is empty"),
         (["{good}", "--model", "register:initial=" + "[" * 10_000], "initial is nested too deeply"),
         (["{good}", "--model", "register:initial=1,initial=2"], "initial is given twice"),
+        (["{good}", "--model", "register", "--format", "edn"], "; omit --format if the file is not edn"),
         (["{good}", "--model", "register", "--format", "xml"], "unknown format 'xml'; known: auto, jsonl"),
         (["{good}", "--model", "register", "--format", "jsonn"], "unknown format 'jsonn' (did you mean json?)"),
         (["{good}", "--modle", "register"], "unknown option --modle (did you mean --model?)"),
@@ -239,3 +291,35 @@ def test_bad_arguments_are_reported_in_one_line_with_status_254(
     assert main([argument.format(good=good, broken=broken) for argument in arguments]) == 254
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "history.edn"])
+def test_the_history_in_a_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([str(tmp_path), "--model", "register"]) == 254
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory\n"
+    (tmp_path / name).touch()
+    assert main([str(tmp_path), "--model", "register"]) == 254
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory; give {tmp_path / name}\n"
+
+
+def test_a_dash_is_told_how_to_read_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-", "--model", "register"]) == 254
+    assert capsys.readouterr().err == "-: No such file or directory; give /dev/stdin to read standard input\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--time", " (did you mean --time-limit?)"),
+        ("--seeed", " (did you mean --seed?)"),
+        ("--log", ""),
+        ("--quiet", ""),
+        ("--", ""),
+        ("", ""),
+    ],
+)
+def test_a_hint_ignores_the_dashes_that_all_options_share(word: str, hint: str) -> None:
+    assert nearest(word, ["--storage", "--junit", "--set", "--seed", "--time-limit"]) == hint

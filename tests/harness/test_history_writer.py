@@ -311,6 +311,7 @@ def test_live_stats_follow_the_history(tmp_path):
         assert (stats.completed, stats.open_operations, stats.events) == (10, 1, 21)
         assert stats.rates(6_000_000_000) == [2, 2, 2, 2, 2, 0]
         assert stats.rate_per_s(6_000_000_000, window_s=2) == 1.0
+        assert [stats.rate_per_s(now_ns) for now_ns in (-1, 0, 800_000_000, 1_000_000_000)] == [0.0, 0.0, 2.5, 2.0]
         assert stats.latency_quantiles_ns((0.5, 1.0)) == [5_000_000, 9_000_000]
 
 

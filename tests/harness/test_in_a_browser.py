@@ -5,6 +5,7 @@ Needs the distribution's Chromium and the extra `browser` (Playwright's package,
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -121,6 +122,22 @@ def test_a_live_page_shows_the_verdict_when_the_run_ends(
     run.finish()
     page.wait_for_selector("#verdict.unknown")
     assert page.inner_text("#reason") == "<b>who knows</b>"
+
+
+def test_a_live_page_gives_the_scale_of_its_rates_and_three_digits_of_a_latency(
+    store: Store, serve: Callable[..., Client], look: Callable[..., Any]
+) -> None:
+    run = store.create("t")
+    run.write_test({"cluster": "sim"})
+    operation = {"process": 0, "f": "read", "value": None}
+    with run.history_path.open("w") as history:
+        for begin_ns in [*(each * 30_000_000 for each in range(30)), 1_500_000_000, 2_500_000_000]:
+            for type_, time_ns in (("invoke", begin_ns), ("ok", begin_ns + 12_345_678)):
+                history.write(json.dumps({**operation, "type": type_, "time": time_ns}) + "\n")
+    page = look(f"http://127.0.0.1:{serve().port}/runs/{run.name}/live")
+    until(page, "document.getElementById('highest').textContent === 'highest 30'")
+    assert page.inner_text("#latency") == "12.3 ms, 12.3 ms"
+    run.finish()
 
 
 def test_pages_in_dark_mode_print_with_dark_ink(

@@ -78,6 +78,8 @@ def test_nothing_is_cut_at_80_columns(place: Path, runs: Runs) -> None:
     assert max(map(len, lines)) <= 80
     assert "VALID       broker-register-partition/20260131T120000Z" in [line.rstrip() for line in lines]
     assert "seed 0" in " ".join(done.stdout.split())
+    assert "register kill on sim; seed" in " ".join(done.stdout.split()), "nothing is said of what is not known"
+    assert "–" not in done.stdout
 
 
 @pytest.mark.parametrize("columns", [80, 150, 170])

@@ -19,6 +19,7 @@ from harness import cli
 from harness.errors import OperatorError
 from harness.history_writer import read_history
 from harness.store import RunStatus, Store, StoreError, require_writable
+from harness.test import Test
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -87,6 +88,18 @@ def test_processes_that_start_together_never_share_a_directory(store):
 def test_invalid_test_names_are_refused(store, name):
     with pytest.raises(StoreError, match="is not a valid name for a test"):
         store.create(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("my kv ü.py", "my_kv__-register-none"), ("_kv.py:Kv", "kv-Kv-register-none"), ("kv.py", "kv-register-none")],
+)
+def test_a_system_in_a_file_of_any_name_has_a_folder(store, file, name):
+    test = Test(
+        system=file, cluster="local", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5,
+        time_limit_s=10, concurrency=1, rate=10, seed=1,
+    )  # fmt: skip
+    assert store.create(test.name).name.partition("/")[0] == name
 
 
 def test_find_accepts_latest_tests_runs_and_paths(store):

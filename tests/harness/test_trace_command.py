@@ -104,6 +104,7 @@ def test_trace_draws_the_requested_window_and_hosts(traced: Path, harness_here: 
         (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1"], "name at least two"),
         (["trace", "latest", "--from", "0", "--to", "1", "--out", "x.png"], "must end in .html or .svg"),
         (["trace", "latest", "--from", "0", "--to", "1", "--out", "no/where.svg"], "No such file"),
+        (["trace", "latest", "--replay", "--from", "900", "--to", "901"], "the trace covers"),
         (["trace", "nothing-here", "--from", "0", "--to", "1"], "no run"),
         (["trace", "latest", "--from", "0"], "--to"),
     ],

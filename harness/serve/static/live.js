@@ -8,6 +8,7 @@
   var before = null;  // the verdict when the connection was lost
   function show(id, text) { document.getElementById(id).textContent = text; }
   function number(value) { return Math.round(value).toLocaleString("en"); }
+  function milliseconds(value) { return Number(value.toPrecision(3)).toLocaleString("en") + " ms"; }
   function pill(word, text) {
     verdict.className = "pill " + word;
     verdict.textContent = text;
@@ -21,6 +22,7 @@
       return "M" + (begin + width * place).toFixed(1) + " 80v" + (-height).toFixed(1) + "h" + (width * 0.86).toFixed(1) + "v" + height.toFixed(1) + "z";
     });
     document.querySelector("#rates path").setAttribute("d", path.join(""));
+    show("highest", rates.length ? "highest " + number(highest) : "");
   }
   function drawFaults(faults, more) {
     var list = document.getElementById("faults");
@@ -86,7 +88,7 @@
       show("time", state.time_s.toFixed(1) + " s" + (state.is_behind ? ", catching up" : ""));
       show("rate", state.rate_per_s < 10 ? String(state.rate_per_s) : number(state.rate_per_s));
       ["ok", "fail", "info", "open"].forEach(function (name) { show(name, number(state[name])); });
-      show("latency", state.median_ms === null ? "–" : state.median_ms + " ms, " + state.p99_ms + " ms");
+      show("latency", state.median_ms === null ? "–" : milliseconds(state.median_ms) + ", " + milliseconds(state.p99_ms));
       drawRates(state.rates);
       drawFaults(state.faults, state.more_faults);
       if (state.damage) show("reason", "The history cannot be read: " + state.damage);

@@ -381,7 +381,9 @@ def test_explore_shrink_and_replay_work_on_a_store(tmp_path: Path, capsys: pytes
     options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
     assert main(["explore", *options, *store, "--budget", "60s", "--seeds", "1", "--jobs", "1"]) == 1
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
-    line = capsys.readouterr().out.strip().splitlines()[-1]
+    told = capsys.readouterr()
+    assert "; it fails without any faults\n" in told.err, "stale reads need none"
+    line = told.out.strip().splitlines()[-1]
     words = shlex.split(line)
     assert [*shlex.split(harness_command()), "replay"] == words[:-3], "as it is called from here"
     words = words[-4:]

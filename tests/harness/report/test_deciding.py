@@ -71,6 +71,20 @@ def test_the_sentence_says_why_there_is_no_deciding_moment(explanation: dict[str
     assert sentences_of({"violation": VIOLATION, **explanation}) == ["Violation explained: n1 has lost it", said]
 
 
+def test_a_moment_before_the_load_is_called_so_everywhere() -> None:
+    explanation = {
+        "violation": {**VIOLATION, "at_s": 1.5},
+        "points": [point(-0.1, 0, 10), point(-0.05, 10, 0)],
+        "jump": {"before_s": -0.1, "after_s": -0.05, "intervention": "heal"},
+        "account": [{"at_s": -0.075, "text": "n1 leads"}, {"at_s": 1.25, "text": "n1 loses it"}],
+    }
+    view = deciding_view(explanation)
+    assert view is not None
+    assert view["sentences"][0] == "Violation explained, seen at 1.5000 s: n1 has lost it"
+    assert view["sentences"][-1].startswith("Decided between 0.1000 s before the load and 0.0500 s before the load")
+    assert view["account"] == [("0.075000 s before the load", "n1 leads"), ("1.250000 s", "n1 loses it")]
+
+
 @pytest.mark.parametrize(("fails", "holds"), [(0, 10), (5, 5), (2, 0)])
 def test_faults_that_do_not_always_cause_the_violation_are_not_said_to_decide_it(fails: int, holds: int) -> None:
     points = [point(0.0, fails, holds, intervention="none"), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]

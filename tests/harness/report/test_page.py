@@ -124,6 +124,14 @@ def test_an_invalid_run_shows_the_contradiction(run):
     assert page.text.index("The contradiction") < page.text.index("Over time")
 
 
+def test_an_explained_violation_is_told_apart_from_the_contradiction(run):
+    points = [{"at_s": at_s, "intervention": "heal", "fails": at_s, "holds": 9 - at_s} for at_s in (0, 9)]
+    (run.path / "explain.json").write_text(json.dumps({"points": points, "jump": None}))
+    note = "need not be the contradiction below"
+    assert note in report(run, invalid_results(())).text
+    assert note not in report(run, runs.make_results()).text
+
+
 def test_a_witness_may_be_a_plain_list_of_operations(run):
     operations = [
         {"process": 0, "f": "write", "key": 1, "value": 8, "type": "ok", "invoke_time_ns": 10, "complete_time_ns": 20},
@@ -420,6 +428,7 @@ def test_the_page_of_a_run_without_faults_and_operations_says_so(run):
     assert "No faults were injected." in page.text
     assert "The history contains no completed operation" in page.text
     assert "No check produced a result." in page.text
+    assert "Longest silence" in page.text and "0 ns" not in page.text, "without an operation there is none"
 
 
 def test_a_valid_run_without_faults_says_so(run):

@@ -244,6 +244,15 @@ def test_a_part_without_messages_shows_its_operations_and_faults(run: RunDir) ->
         collect_replay(run, from_ns=500_000 * MS, to_ns=600_000 * MS)
 
 
+def test_a_part_outside_a_run_without_a_trace_is_refused(run: RunDir) -> None:
+    run.trace_path.unlink()
+    assert collect_replay(run, from_ns=36 * MS, to_ns=50 * MS).operations
+    with pytest.raises(TraceError, match=r"its history ends at 0\.060 s"):
+        collect_replay(run, from_ns=500_000 * MS, to_ns=600_000 * MS)
+    run.history_path.write_text("")
+    assert collect_replay(run).operations == [], "a run that died early has a page all the same"
+
+
 def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
     """There are no messages and no operations there, which would look like silence."""
     part = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)

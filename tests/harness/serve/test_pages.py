@@ -204,7 +204,7 @@ def test_a_comparison_marks_the_differences_of_two_runs(store: Store, serve: Cal
     assert re.search(r'<th scope="row">read, median</th><td>1(\.\d+)? ms</td><td>1(\.\d+)? ms</td>', page)
 
 
-@pytest.mark.parametrize(("rate", "said"), [(0.0, "no limit"), (0.5, "0.5")])
+@pytest.mark.parametrize(("rate", "said"), [(0.0, "no limit"), (0.5, "0.5"), (200.0, "200")])
 def test_a_rate_of_zero_is_shown_as_no_limit(
     store: Store, serve: Callable[..., Client], rate: float, said: str
 ) -> None:

@@ -367,6 +367,15 @@ def test_a_program_starts_in_its_data_directory(write: Write, run_state: RunStat
     assert said.endswith(f": {tmp_path / 'nodes' / 'n1' / 'data'}"), said
 
 
+@pytest.mark.parametrize("file", ["kv ü.py", "-kv.py", "k" * 120 + ".py"])
+def test_the_program_of_a_file_of_any_name_is_started(
+    write: Write, run_state: RunState, tmp_path: Path, file: str
+) -> None:
+    only = "del programs\ndef command(self, host):\n    return ['sh', '-c', 'echo it ran; exit 3']"
+    path = Path(write(only)).rename(tmp_path / file)
+    assert start_error(str(path), run_state, tmp_path).endswith(": it ran")
+
+
 @pytest.mark.parametrize(("lines", "has_more"), [("echo no disk", False), ("echo why; echo no disk", True)])
 @pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
 def test_the_log_is_named_if_a_program_has_printed_more_than_is_quoted(
