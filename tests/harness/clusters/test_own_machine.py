@@ -15,7 +15,7 @@ import pytest
 from harness.cleanup import clean
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.run_state import RunState
 from nemesis.mechanisms import shim
 from nemesis.mechanisms.shim import library_directories, why_no_shim
@@ -123,7 +123,7 @@ def test_clean_removes_the_library_of_a_killed_run(tmp_path: Path, monkeypatch: 
     program = f"""
 import asyncio, os, signal
 from harness.clusters.local import LocalCluster
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.run_state import RunState
 run = RunState.create("killed-run", state_root={str(states)!r})
 cluster = LocalCluster(node_count=1, run=run, work_dir={str(tmp_path / "logs")!r}, ports=[23913])
@@ -138,3 +138,32 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library exists"
     report = clean(state_root=str(states), report=lambda line: None)
     assert report.left == [] and not any(path.exists() for path in left.values())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a file system")
+def test_a_directory_that_cannot_be_removed_stays_in_the_runs_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-busy", state_root=str(tmp_path / "states"))
+    cluster = cluster_in(tmp_path / "logs", run, 23914)
+    busy = tmp_path / f"splitbrain-{run.run_id}-agents" / "busy"
+
+    def occupy() -> None:
+        busy.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "busy", str(busy)], check=True)
+
+    async def main() -> None:
+        await cluster.start()
+        occupy()
+        with pytest.raises(HarnessError, match=f"^{busy.parent} cannot be removed"):
+            await cluster.stop()
+
+    try:
+        asyncio.run(main())
+        assert busy.exists() and [claim.ident for claim in run.claims] == [str(busy.parent)]
+    finally:
+        subprocess.run(["umount", str(busy)], check=True)
+    asyncio.run(cluster.stop())
+    assert not busy.parent.exists() and run.close()
