@@ -20,6 +20,7 @@ from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
 from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.host_agent import CONTROL_FILE
+from harness.clusters.loop_devices import ImageMark
 from harness.run_state import (
     KIND_CONTAINER,
     KIND_DIRECTORY,
@@ -32,6 +33,8 @@ from harness.run_state import (
     RUN_VARIABLE,
     STATE_VARIABLE,
     RunState,
+    StateError,
+    harness_process,
     process_start_ticks,
     runs_in,
     state_path,
@@ -94,10 +97,8 @@ def cleaned(
     state_root: str, run_ids: list[str] | None = None, *, include_live: bool = False, forgets_unreachable: bool = False
 ) -> CleanReport:
     lines: list[str] = []
-    report = clean(
-        state_root=state_root, run_ids=run_ids, include_live=include_live, forgets_unreachable=forgets_unreachable,
-        report=lines.append,
-    )  # fmt: skip
+    forgetting = {"forgets_unreachable": True} if forgets_unreachable else {}
+    report = clean(state_root=state_root, run_ids=run_ids, include_live=include_live, report=lines.append, **forgetting)
     assert all("\n" not in line for line in lines)
     assert len(lines) == len(report.removed) + len(report.left) + len(report.live) + len(report.notes)
     return report
@@ -174,7 +175,9 @@ _CLEANS = """
 import json, sys
 from harness import cleanup
 cleanup.remove_scratch_of_the_dead = lambda **_: None  # other processes of the machine are not visible here
-report = cleanup.clean(state_root=sys.argv[1], report=lambda line: None)
+lines = []
+report = cleanup.clean(state_root=sys.argv[1], report=lines.append)
+assert all("left alone, its harness runs in a container" in line for line in lines), lines
 print(json.dumps([report.live, len(report.removed)]))
 """
 
@@ -202,8 +205,10 @@ def test_a_run_is_left_alone_while_its_harness_lives_in_a_container(
         assert harness.stdout.readline() == "begun\n"
         program = start(children, R1)
         for named in (None, [R1]):
-            report = cleaned(state, named)
+            lines: list[str] = []
+            report = clean(state_root=state, run_ids=named, report=lines.append)
             assert (report.live, report.removed, program.poll()) == ([R1], [], None)
+            assert lines[0].startswith(f"run {R1}: left alone, its harness is still running (pid ")
         assert cleaned_in_another_container() == [[R1], 0], "another container cannot tell whether the harness lives"
         harness.stdin.close()
     assert cleaned_in_another_container() == [[R1], 0], "nor that it has ended"
@@ -249,6 +254,19 @@ def test_a_run_with_its_state_elsewhere_is_live_only_if_its_processes_name_that_
         report = cleaned(state, [R1])
     assert report.live == [] and len(report.removed) == 1 and process.wait() == -signal.SIGKILL
     assert Path(run.path).exists(), "a state that only a process names is not removed"
+
+
+def test_a_pipe_that_a_process_names_as_its_state_is_not_opened(
+    state: str, tmp_path: Path, children: ExitStack
+) -> None:
+    """Anybody may start such a process, and opening the pipe would wait for somebody who writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = start(children, R1, more={STATE_VARIABLE: str(tmp_path / "pipe")})
+    report: list[CleanReport] = []
+    cleaning = threading.Thread(target=lambda: report.append(cleaned(state, [R1])), daemon=True)
+    cleaning.start()
+    cleaning.join(timeout=30)
+    assert report and report[0].exit_status == 0 and writer.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -475,6 +493,75 @@ def test_states_in_another_users_directory_are_ignored(
     assert (report.removed, len(report.notes), victim.poll()) == ([], 1, None)
 
 
+def test_a_given_state_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=f"cannot read {tmp_path}/file: Not a directory"):
+        cleaned(str(tmp_path / "file"))
+
+
+def mark_of(run_id: str, *, is_live: bool = False, state: str = "") -> ImageMark:
+    process = harness_process() if is_live else {**harness_process(), "pid": DEAD_PID}
+    return ImageMark(run_id=run_id, state=state, **process)
+
+
+def test_only_a_device_of_a_dead_run_without_a_state_is_released_and_only_if_no_run_is_named(
+    tmp_path: Path, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = str(tmp_path / "states")
+    monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, state)
+    monkeypatch.setattr(cleanup, "_note_groups_without_state", lambda roots, note: None)  # those of other tests
+    elsewhere = tmp_path / "elsewhere" / f"{R1}.jsonl"
+    elsewhere.parent.mkdir()
+    elsewhere.touch()
+    devices = [
+        ("/dev/loop901", mark_of(R1)),
+        ("/dev/loop902", mark_of(R1, is_live=True)),
+        ("/dev/loop903", mark_of(R1, state=str(elsewhere))),
+        ("/dev/loop904", mark_of(R1, state=str(tmp_path / "gone.jsonl"))),
+    ]
+    released: list[str] = []
+    monkeypatch.setattr(cleanup, "marked_devices", lambda: devices)
+    monkeypatch.setattr(cleanup, "release_device", released.append)
+    clean(run_ids=[R1 + "1"], report=lambda line: None)
+    clean(state_root=state, report=lambda line: None)
+    assert released == [], "neither of another run, nor by the states of another directory"
+    report = clean(report=lambda line: None)
+    assert released == ["/dev/loop901", "/dev/loop904"] and len(report.removed) == 2
+    assert report.notes == [
+        f"run {R1}: loop device /dev/loop903 belongs to a dead run: remove it with "
+        f"SPLITBRAIN_STATE_DIR={elsewhere.parent} harness clean"
+    ]
+
+
+def test_a_run_is_cleaned_of_its_own_devices_only_and_of_those_that_stay_in_use_it_is_said(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [("/dev/loop901", mark_of(R1)), ("/dev/loop902", mark_of(R1 + "1")), ("/dev/loop903", mark_of(R1))]
+    released: list[str] = []
+
+    def release(device: str) -> None:
+        if device == "/dev/loop903":
+            raise OSError(f"{device} is still in use")
+        released.append(device)
+
+    monkeypatch.setattr(cleanup, "marked_devices", lambda: devices)
+    monkeypatch.setattr(cleanup, "release_device", release)
+    run = RunState.create(R1, state_root=state)
+    die(run)
+    report = cleaned(state, [R1])
+    assert released == ["/dev/loop901"] and report.removed == [f"run {R1}: loop device /dev/loop901"]
+    assert report.left == [f"run {R1}: left: loop device /dev/loop903: /dev/loop903 is still in use"]
+    assert report.exit_status == 255 and runs_in(state) == [R1], "what is left stays on record"
+
+
+def test_cleaning_named_runs_leaves_the_scratch_of_other_processes(state: str, temp: Path) -> None:
+    scratch = temp / f"splitbrain-trial-{DEAD_PID}-7-gone"
+    scratch.mkdir()
+    cleaned(state, [R1])
+    assert scratch.exists()
+    assert cleaned(state).removed == [f"{scratch}, of a process that is gone"] and not scratch.exists()
+
+
 def test_a_claim_of_an_unknown_kind_stays_on_record(state: str) -> None:
     run = RunState.create(R1, state_root=state)
     run.claim("quantum-link", "q7")
@@ -575,6 +662,9 @@ def test_control_groups_without_a_state_are_noted_and_removed_by_run_id(lost_gro
     [note] = [note for note in clean(report=lambda line: None).notes if R1 in note]
     assert f"({len(lost_groups)})" in note and f"`harness clean --run {R1}` removes them" in note
     assert all(os.path.isdir(path) for path in lost_groups)
+    run = RunState.create(R1)
+    assert not [note for note in clean(report=lambda line: None).notes if R1 in note], "it has a state"
+    Path(run.path).unlink()
     report = clean(run_ids=[R1], report=lambda line: None)
     assert (len(report.removed), report.left) == (len(lost_groups), [])
     assert not any(os.path.exists(path) for path in lost_groups)
@@ -718,9 +808,10 @@ def test_a_device_that_cannot_be_inspected_stays_on_record(
 @pytest.mark.root
 @pytest.mark.netns
 def test_clean_without_root_points_to_sudo_for_roots_runs(
-    tmp_path: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temp: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_namespace(namespaces, f"sb-{R1}-n1")
+    assert cleaned(str(tmp_path / "none")).notes == [], "root needs no sudo"
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     report = cleaned(str(tmp_path / "none"), [R1])
     assert len(report.notes) == 1 and "sudo harness clean" in report.notes[0]
