@@ -33,7 +33,16 @@ from harness.errors import HarnessError
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.faults.target import RunTarget
 from harness.process_table import find_processes, marked_with
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, RunState, harness_process, load_run, temp_dir
+from harness.run_state import (
+    KIND_CGROUP,
+    KIND_IMAGE,
+    KIND_NETNS,
+    RUN_VARIABLE,
+    RunState,
+    harness_process,
+    load_run,
+    temp_dir,
+)
 from harness.sdk import Host
 from nemesis.mechanisms.file_systems import freeze
 from nemesis.mechanisms.shim import why_no_shim
@@ -555,7 +564,8 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
         assert time.monotonic() < deadline_s, "the image of n2 is released with its namespace"
         time.sleep(0.01)
     groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
-    while any(Path(group, "cgroup.procs").read_text() for group in groups):
+    is_marked = marked_with(RUN_VARIABLE, f"{RUN}-lost")  # the process that forked the agents is in no group
+    while any(Path(group, "cgroup.procs").read_text() for group in groups) or find_processes(is_marked):
         assert time.monotonic() < deadline_s, "the hosts' processes end with the harness"
         time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
