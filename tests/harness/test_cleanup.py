@@ -632,6 +632,14 @@ def test_namespaces_are_removed_and_the_processes_in_them_killed(
     assert not any(f"sb-{R1}-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    "name", ["n1", "net", "clients", "ns1", "sb-n1", f"sb-{R1}n1", f"sb-{R1}-n1-x", f"x-sb-{R1}-n1"]
+)
+def test_a_namespace_without_the_whole_prefix_of_a_run_belongs_to_somebody_else(name: str) -> None:
+    assert cleanup._host_of(f"sb-{R1}-n1", R1) == "n1"
+    assert cleanup._host_of(name, R1) is None
+
+
 def wait_until_in(pid: int, namespace: str) -> None:
     deadline = time.monotonic() + 10
     while os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat(f"/run/netns/{namespace}").st_ino:
