@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -56,14 +57,15 @@ DEAD_PID = 2**22 - 1  # above every pid that a kernel assigns by default
 
 @pytest.fixture
 def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory for the code under test."""
+    """A temporary directory for the code under test: `clean` also removes what others have left in the machine's."""
     (tmp_path / "temp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     return tmp_path / "temp"
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> str:
+def state(tmp_path: Path, temp: Path) -> str:
     return str(tmp_path / "state")
 
 
