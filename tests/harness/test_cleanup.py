@@ -23,9 +23,11 @@ from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.loop_devices import ImageMark
 from harness.run_state import (
+    KIND_CGROUP,
     KIND_CONTAINER,
     KIND_DIRECTORY,
     KIND_FILE,
+    KIND_IMAGE,
     KIND_MOUNT,
     KIND_NETNS,
     KIND_SOCKET,
@@ -430,7 +432,18 @@ def test_what_belongs_to_another_user_by_now_is_left_alone(state: str, temp: Pat
     report = cleaned(state)
     assert path.exists() and len(report.left) == 1 and "of this user" in report.left[0]
     os.chown(path, os.geteuid(), -1)
-    assert cleaned(state).exit_status == 0 and not path.exists()
+    report = cleaned(state)
+    assert report.exit_status == 0 and not path.exists()
+    assert report.removed == [f"run {R1}: {kind} {path}", f"run {R1}: state {run.path}"]
+
+
+def test_what_was_claimed_and_never_made_is_not_reported_as_removed(state: str, temp: Path) -> None:
+    run = RunState.create(R1, state_root=state)
+    for kind in (KIND_CGROUP, KIND_DIRECTORY, KIND_FILE, KIND_IMAGE, KIND_MOUNT, KIND_NETNS, KIND_SOCKET):
+        run.claim(kind, f"sb-{R1}-n1" if kind == KIND_NETNS else str(temp / f"splitbrain-{R1}-{kind}"))
+    die(run)
+    report = cleaned(state)
+    assert (report.removed, report.left) == ([f"run {R1}: state {run.path}"], [])
 
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cleanup import clean
+from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster
 from harness.errors import HarnessError, OperatorError
-from harness.run_state import RunState
+from harness.run_state import KIND_PROCESS, RunState, load_run, process_start_ticks
 from nemesis.mechanisms import shim
 from nemesis.mechanisms.shim import library_directories, why_no_shim
 from nemesis.target import ClockSkew, DiskFault
@@ -138,6 +141,41 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library exists"
     report = clean(state_root=str(states), report=lambda line: None)
     assert report.left == [] and not any(path.exists() for path in left.values())
+
+
+def test_directories_are_on_record_before_anything_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-claims", state_root=str(tmp_path / "states"))
+    cluster = LocalCluster(node_count=1, run=run, work_dir=str(tmp_path / "logs"), ports=[23915])
+    cluster.prepare({("clocks", "wall"), ("disks", "power")})
+    made: list[str] = []
+    make, run_there = os.mkdir, AgentLink.run
+
+    def note(path: str) -> None:
+        if os.path.basename(path).startswith(f"splitbrain-{run.run_id}-"):
+            assert path in [claim.ident for claim in load_run(run.path).claims]
+            made.append(os.path.basename(path).removeprefix(f"splitbrain-{run.run_id}-"))
+
+    def make_directory(path: Any, *mode: int) -> None:
+        note(os.fspath(path))
+        make(path, *mode)
+
+    async def make_there(self: AgentLink, argv: Sequence[str], **options: Any) -> Any:
+        if argv[0] == "mkdir":
+            note(argv[-1])
+        return await run_there(self, argv, **options)
+
+    monkeypatch.setattr(os, "mkdir", make_directory)
+    monkeypatch.setattr(AgentLink, "run", make_there)
+
+    async def main() -> None:
+        await cluster.start()
+        [process] = [claim for claim in load_run(run.path).claims if claim.kind == KIND_PROCESS]
+        assert process.details["start_ticks"] == process_start_ticks(int(process.ident)) is not None
+        await cluster.stop()
+
+    asyncio.run(main())
+    assert sorted(made) == ["agents", "shim", "undo"] and run.close()
 
 
 @pytest.mark.root
