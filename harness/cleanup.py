@@ -473,8 +473,8 @@ class _RunCleaner:
 
     def _remove_mount(self, path: str, details: Mapping[str, Any]) -> bool:
         """Unmount everything of ours that is mounted at `path`."""
-        removed = False
-        while mounted := [source for point, source in _mounts() if point == path]:
+        removed, where = False, _resolved(path)
+        while mounted := [source for point, source in _mounts() if point == where]:
             source = details.get("source")
             if source is not None and mounted[-1] != source:
                 raise _NotOurs(f"{mounted[-1]} is mounted there, not {source}")
@@ -506,10 +506,9 @@ class _RunCleaner:
             raise _NotOurs("its name does not belong to this run")
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise _NotOurs("it is no longer a directory of this user")
-        inside = [point for point, _ in _mounts() if point == path or point.startswith(path + "/")]
-        for point in reversed(inside):
+        for point in reversed(_mounted_in(path)):
             unmount(point)
-        if any(point == path or point.startswith(path + "/") for point, _ in _mounts()):
+        if _mounted_in(path):
             raise _NotOurs("something is still mounted in it")
         let_go(path)
         shutil.rmtree(path)
@@ -525,6 +524,18 @@ def _status(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except FileNotFoundError:
         return None
+
+
+def _resolved(path: str) -> str:
+    """A path as the kernel lists mounts: links are followed on the way to it, as $TMPDIR may be one, not at its end."""
+    directory, name = os.path.split(path)
+    return os.path.join(os.path.realpath(directory), name)
+
+
+def _mounted_in(directory: str) -> list[str]:
+    """The mount points at or below a directory, outer ones first."""
+    where = _resolved(directory)
+    return [point for point, _ in _mounts() if point == where or point.startswith(where + "/")]
 
 
 def _mounts() -> list[tuple[str, str]]:

@@ -779,6 +779,35 @@ def test_a_directory_with_a_mount_that_stays_is_not_removed(
         subprocess.run(["umount", str(base / "theirs")], check=True)
 
 
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_mounts_are_found_if_the_temporary_directory_is_reached_by_a_link(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    """The kernel lists them by their real paths. What is mounted is unmounted, and never emptied."""
+    theirs = temp.parent / "theirs"
+    theirs.mkdir()
+    (theirs / "keep").touch()
+    link = temp.parent / "link"
+    link.symlink_to(temp)
+    monkeypatch.setenv("TMPDIR", str(link))
+    run = RunState.create(R1, state_root=state)
+    base = Path(run.make_temp_dir("mounts"))
+    assert base.parent == link
+    (base / "inside").mkdir()
+    subprocess.run(["mount", "--bind", str(theirs), str(base / "inside")], check=True)
+    try:
+        if is_ours:
+            run.claim(KIND_MOUNT, str(base / "inside"))
+        die(run)
+        report = cleaned(state)
+        assert report.left == [] and not base.exists() and (theirs / "keep").exists()
+        assert (f"run {R1}: mount {base}/inside" in report.removed) is is_ours
+    finally:
+        subprocess.run(["umount", str(temp / base.name / "inside")], capture_output=True)
+
+
 def mount(run: RunState, path: Path, source: str) -> None:
     run.claim(KIND_MOUNT, str(path), source=source)
     subprocess.run(["mount", "-t", "tmpfs", source, str(path)], check=True)
