@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,7 +163,8 @@ def test_a_process_claimed_before_a_reboot_is_left_alone(state: str, children: E
     foreign = start(children)
     run.claim_process(foreign.pid)
     header, *claims = Path(run.path).read_text().splitlines()
-    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | {"boot_id": "earlier"}), *claims]) + "\n")
+    same_number = {"pid": foreign.pid, "start_ticks": process_start_ticks(foreign.pid), "boot_id": "earlier"}
+    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | same_number), *claims]) + "\n")
     assert cleaned(state).exit_status == 0
     assert foreign.poll() is None and runs_in(state) == []
 
@@ -441,6 +443,9 @@ def test_what_was_claimed_and_never_made_is_not_reported_as_removed(state: str, 
     run = RunState.create(R1, state_root=state)
     for kind in (KIND_CGROUP, KIND_DIRECTORY, KIND_FILE, KIND_IMAGE, KIND_MOUNT, KIND_NETNS, KIND_SOCKET):
         run.claim(kind, f"sb-{R1}-n1" if kind == KIND_NETNS else str(temp / f"splitbrain-{R1}-{kind}"))
+    run.claim(KIND_VETH, "sbv0", netns=f"sb-{R1}-n1")
+    if shutil.which("ip"):
+        run.claim(KIND_VETH, f"sbv{os.getpid()}")
     die(run)
     report = cleaned(state)
     assert (report.removed, report.left) == ([f"run {R1}: state {run.path}"], [])

@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -141,6 +142,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library exists"
     report = clean(state_root=str(states), report=lambda line: None)
     assert report.left == [] and not any(path.exists() for path in left.values())
+
+
+def test_a_leftover_process_that_cannot_be_killed_is_reported_and_stays_on_record(tmp_path: Path) -> None:
+    run = RunState.create(f"test-{os.getpid()}-stray", state_root=str(tmp_path / "states"))
+    cluster = cluster_in(tmp_path / "logs", run, 23916)
+
+    async def answer(operation: str) -> dict[str, Any]:
+        assert operation == "end_strays"
+        return {"ended": [], "left": [[os.getpid(), "dd of=/data/x"]]}
+
+    cluster._links = {"machine": cast(AgentLink, SimpleNamespace(request=answer))}
+    [problem] = asyncio.run(cluster._end_strays())
+    assert str(problem) == f"machine: leftover process {os.getpid()} (dd of=/data/x) cannot be killed"
+    [claim] = load_run(run.path).claims
+    assert claim == (KIND_PROCESS, str(os.getpid()), {"start_ticks": process_start_ticks(os.getpid())})
+    assert not run.close()
 
 
 def test_directories_are_on_record_before_anything_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
