@@ -144,6 +144,28 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert report.left == [] and not any(path.exists() for path in left.values())
 
 
+def test_limits_are_lifted_at_the_end_and_what_fails_there_keeps_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-limits", state_root=str(tmp_path / "states"))
+    cluster = LocalCluster(node_count=1, run=run, work_dir=str(tmp_path / "logs"), ports=[23917])
+    cluster.prepare({("resources", "descriptors")})
+
+    async def fail() -> None:
+        raise OSError("the limit cannot be lifted")
+
+    async def main() -> None:
+        await cluster.start()
+        assert cluster.resources is not None
+        monkeypatch.setattr(cluster.resources, "release_all", fail)
+        with pytest.raises(OSError, match="the limit cannot be lifted"):
+            await cluster.stop()
+
+    asyncio.run(main())
+    assert run.claims == () and run.close()
+
+
 def test_a_leftover_process_that_cannot_be_killed_is_reported_and_stays_on_record(tmp_path: Path) -> None:
     run = RunState.create(f"test-{os.getpid()}-stray", state_root=str(tmp_path / "states"))
     cluster = cluster_in(tmp_path / "logs", run, 23916)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import http.client
@@ -10,12 +11,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.serve.guard import MAX_BODY_BYTES, MAX_TARGET_BYTES, loopback_hosts
+from harness.serve.guard import MAX_BODY_BYTES, MAX_HEADERS_BYTES, MAX_TARGET_BYTES, Guard, loopback_hosts
 from harness.serve.launch import Launcher
 from harness.store import Store
 
@@ -174,6 +176,46 @@ def test_hostile_requests_get_4xx_and_change_nothing(
     assert tree(directory) == before
     assert list(launcher.launches) == []
     assert client.ask("/")[0] == 200, "the server still answers"
+
+
+def guarded(
+    method: str = "GET", path: str = "/", raw_path: bytes | None = None, **headers: str
+) -> tuple[int, list[str]]:
+    """The status of a request to the guard itself, 200 if it is passed on, and the names of the answer's headers. (The
+    HTTP server in front of it refuses some of these requests on its own.)"""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def accept(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    given = {"host": "127.0.0.1:1", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    scope: dict[str, Any] = {
+        "type": "http", "method": method, "path": path, "query_string": b"", "raw_path": raw_path,
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }  # fmt: skip
+    asyncio.run(Guard(accept, hosts=loopback_hosts(1))(scope, None, send))
+    return sent[0]["status"], [name.decode() for name, _ in sent[0]["headers"]]
+
+
+def test_limits_of_a_request_count_its_bytes_as_sent_and_are_allowed_themselves() -> None:
+    longest = "/" + "a" * (MAX_TARGET_BYTES - 1)
+    assert [guarded(path=path)[0] for path in (longest, longest + "a")] == [200, 414]
+    assert guarded(path="/ä", raw_path=b"/%C3%A4" + b"a" * MAX_TARGET_BYTES)[0] == 414
+    rest = MAX_HEADERS_BYTES - len("host127.0.0.1:1x")
+    assert [guarded(x="a" * size)[0] for size in (rest, rest + 1)] == [200, 431]
+    assert guarded(path="x")[0] == 400
+    form = {"method": "POST", "content_type": "application/x-www-form-urlencoded"}
+    lengths = (str(MAX_BODY_BYTES), str(MAX_BODY_BYTES + 1), "1" * 5000)  # the last one is too long for int()
+    assert [guarded(**form, content_length=length)[0] for length in lengths] == [200, 413, 413]
+
+
+def test_a_refused_method_is_told_which_ones_are_accepted() -> None:
+    (status, names), (other_status, others) = guarded("PUT"), guarded(path="x")
+    assert (status, other_status) == (405, 400)
+    assert sorted(names) == sorted(["allow", *others]) and "x-content-type-options" in others
 
 
 def test_loopback_hosts_are_named_as_browsers_name_them() -> None:
