@@ -137,6 +137,7 @@ def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children:
     start_ticks = process_start_ticks(foreign.pid)
     assert start_ticks is not None
     run.claim("process", str(foreign.pid), start_ticks=start_ticks - 1)
+    run.claim("process", "no number", start_ticks=start_ticks)
     run.claim("process", str(os.getpid()), start_ticks=process_start_ticks(os.getpid()))
     die(run)
     assert cleaned(state).exit_status == 0
@@ -390,6 +391,7 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     outside.mkdir()
     (ours / "link").symlink_to(outside)
     (outside / "keep").write_text("x")
+    (outside / CONTROL_FILE).write_bytes(b"\xff" * CONTROL_BYTES)
     named_otherwise, of_other_run = temp / "precious", temp / "splitbrain-r2-disk"
     for foreign in (named_otherwise, of_other_run):
         foreign.mkdir()
@@ -409,6 +411,7 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     report = cleaned(state)
     assert not ours.exists() and not (temp / "control").exists() and not (temp / "image").exists()
     assert (outside / "keep").exists() and link.is_symlink()
+    assert (outside / CONTROL_FILE).read_bytes() == b"\xff" * CONTROL_BYTES, "no fault of somebody else was ended"
     assert named_otherwise.exists() and of_other_run.exists() and (temp / "not-a-socket").exists()
     assert len(report.left) == 4
     assert report.exit_status == 255

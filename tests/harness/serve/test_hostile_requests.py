@@ -206,10 +206,20 @@ def test_limits_of_a_request_count_its_bytes_as_sent_and_are_allowed_themselves(
     assert guarded(path="/ä", raw_path=b"/%C3%A4" + b"a" * MAX_TARGET_BYTES)[0] == 414
     rest = MAX_HEADERS_BYTES - len("host127.0.0.1:1x")
     assert [guarded(x="a" * size)[0] for size in (rest, rest + 1)] == [200, 431]
-    assert guarded(path="x")[0] == 400
+    assert [guarded(path=path)[0] for path in ("x", "/a\nb", "/a\\b")] == [400, 400, 400]
     form = {"method": "POST", "content_type": "application/x-www-form-urlencoded"}
     lengths = (str(MAX_BODY_BYTES), str(MAX_BODY_BYTES + 1), "1" * 5000)  # the last one is too long for int()
     assert [guarded(**form, content_length=length)[0] for length in lengths] == [200, 413, 413]
+    assert [guarded(**form, content_length=length)[0] for length in ("ten", "-1", "")] == [411, 411, 411]
+
+
+def test_a_form_is_accepted_from_our_own_pages_only() -> None:
+    form = {"content_type": "application/x-www-form-urlencoded", "content_length": "2"}
+    for origin, status in (("http://127.0.0.1:1", 200), ("http://localhost:1", 200), ("http://evil.example", 403)):
+        assert guarded("POST", **form, origin=origin)[0] == status
+    for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
+        assert guarded("POST", **form, sec_fetch_site=site)[0] == status
+    assert guarded("PUT", **form)[0] == 405
 
 
 def test_a_refused_method_is_told_which_ones_are_accepted() -> None:
