@@ -3,15 +3,15 @@
 A run's leftovers are recorded in its state (see harness.run_state), and its processes carry the run's id in their
 environment. Everything is verified to be ours before it is touched: a process by its start time, its environment or its
 control group, a directory by its name and owner, a socket by its type, a mount by its source. Runs whose harness is
-still alive are left alone. Cleaning is idempotent.
+still alive are left alone. Cleaning is idempotent, and several processes may do it at the same time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Mapping
@@ -41,7 +41,7 @@ from harness.process_table import (
 )
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
-from harness.scratch import remove_scratch_of_the_dead
+from harness.scratch import remove_scratch_of_the_dead, remove_tree
 from nemesis.mechanisms.file_systems import thaw
 
 __all__ = ["CleanReport", "clean"]
@@ -246,7 +246,8 @@ def _remove_drafts(root: str) -> None:
     for name in names:
         match = _DRAFT.fullmatch(name)
         if match and run_state.process_start_ticks(int(match[1])) is None:
-            os.unlink(os.path.join(root, name))
+            with contextlib.suppress(FileNotFoundError):  # another process is cleaning too
+                os.unlink(os.path.join(root, name))
 
 
 def _hint_at_root(run_ids: Collection[str] | None) -> str | None:
@@ -410,9 +411,10 @@ class _RunCleaner:
         if _host_of(name, self._run_id) is None:
             raise _NotOurs("its name does not belong to this run")
         path = namespace_path(name)
-        if not os.path.lexists(path):
+        try:
+            there = identity(path)
+        except FileNotFoundError:
             return False
-        there = identity(path)
         # A name that was created and not yet mounted has no namespace: no process has its identity.
         self._kill(
             lambda: [p for p in find_processes(is_in_namespace(there)) if p.pid not in self._spared],
@@ -495,7 +497,10 @@ class _RunCleaner:
             return False
         if not is_right(status.st_mode) or status.st_uid != os.geteuid():
             raise _NotOurs(f"it is no longer {what} of this user")
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:  # another process is cleaning too
+            return False
         return True
 
     def _remove_directory(self, path: str, details: Mapping[str, Any]) -> bool:
@@ -510,8 +515,9 @@ class _RunCleaner:
             unmount(point)
         if _mounted_in(path):
             raise _NotOurs("something is still mounted in it")
-        let_go(path)
-        shutil.rmtree(path)
+        with contextlib.suppress(FileNotFoundError):  # another process is cleaning too, and has let go of all of it
+            let_go(path)
+        remove_tree(path)
         return True
 
 

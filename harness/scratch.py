@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
 from harness.run_state import TEMP_PREFIX, pid_namespace_of, process_is_live, process_start_ticks, temp_dir
 from nemesis.mechanisms.shim import library_directories
 
-__all__ = ["remove_scratch_of_the_dead", "scratch_directory", "scratch_prefix"]
+__all__ = ["remove_scratch_of_the_dead", "remove_tree", "scratch_directory", "scratch_prefix"]
 
 PURPOSES = ("audit", "course", "hypothesis", "launcher", "project", "rehearsal", "shim", "spark", "trial")
 _NAME = re.compile(
@@ -49,7 +50,7 @@ def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable
     for path in _of_the_dead():
         try:
             if stat.S_ISDIR(os.lstat(path).st_mode):
-                shutil.rmtree(path)
+                remove_tree(path)
             else:
                 os.unlink(path)
         except FileNotFoundError:
@@ -58,6 +59,20 @@ def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable
             left(f"{path}, of a process that is gone: {error.strerror}")
         else:
             removed(f"{path}, of a process that is gone")
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory with its content, of which another process may be removing parts at the same time. Raises
+    OSError."""
+
+    def pass_over(error: BaseException) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(directory, onexc=lambda function, path, error: pass_over(error))
+    else:
+        shutil.rmtree(directory, onerror=lambda function, path, info: pass_over(info[1]))
 
 
 def _of_the_dead() -> list[str]:

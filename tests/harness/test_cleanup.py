@@ -12,14 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters import host_agent
 from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.loop_devices import ImageMark
@@ -416,6 +418,45 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     assert len(report.left) == 4
     assert report.exit_status == 255
     assert runs_in(state) == [R1], "what is left stays on record"
+
+
+def test_what_another_clean_removes_at_the_same_time_is_not_left(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is always a moment earlier."""
+    run = RunState.create(R1, state_root=state)
+    inner = Path(run.make_temp_dir("disk")) / "inner"
+    inner.mkdir()
+    for directory in (inner.parent, inner):
+        for name in ("a", "b", CONTROL_FILE):
+            (directory / name).write_bytes(bytes(CONTROL_BYTES))
+    run.claim(KIND_FILE, str(temp / "image"))
+    (temp / "image").touch()
+    (Path(state) / f".{R1}.{DEAD_PID}.draft").touch()
+    scratch = temp / f"splitbrain-trial-{DEAD_PID}-7-gone"
+    scratch.mkdir()
+    for name in ("a", "b"):
+        (scratch / name).touch()
+    die(run)
+
+    def too_late(remove: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            for _ in range(2):
+                remove(path, dir_fd=dir_fd)
+
+        return call
+
+    def let_go(directory: str) -> None:
+        host_agent.let_go(directory)
+        raise FileNotFoundError(directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", too_late(os.unlink))
+        patched.setattr(os, "rmdir", too_late(os.rmdir))
+        patched.setattr(cleanup, "let_go", let_go)
+        report = cleaned(state)
+    assert (report.left, report.exit_status, list(temp.iterdir())) == ([], 0, [])
+    assert not Path(state).exists() or list(Path(state).iterdir()) == []
 
 
 @ROOT_ONLY
