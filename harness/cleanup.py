@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import run_state
 from harness.clusters.control_groups import cgroup_parents, remove_group
-from harness.clusters.host_agent import ancestors, let_go
+from harness.clusters.host_agent import ancestors, let_go, remove_tree
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
@@ -41,7 +41,7 @@ from harness.process_table import (
 )
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
-from harness.scratch import remove_scratch_of_the_dead, remove_tree
+from harness.scratch import remove_scratch_of_the_dead
 from nemesis.mechanisms.file_systems import thaw
 
 __all__ = ["CleanReport", "clean"]

@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
+from harness.clusters.host_agent import remove_tree
 from harness.run_state import TEMP_PREFIX, pid_namespace_of, process_is_live, process_start_ticks, temp_dir
 from nemesis.mechanisms.shim import library_directories
 
-__all__ = ["remove_scratch_of_the_dead", "remove_tree", "scratch_directory", "scratch_prefix"]
+__all__ = ["remove_scratch_of_the_dead", "scratch_directory", "scratch_prefix"]
 
 PURPOSES = ("audit", "course", "hypothesis", "launcher", "project", "rehearsal", "shim", "spark", "trial")
 _NAME = re.compile(
@@ -59,20 +58,6 @@ def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable
             left(f"{path}, of a process that is gone: {error.strerror}")
         else:
             removed(f"{path}, of a process that is gone")
-
-
-def remove_tree(directory: str) -> None:
-    """Remove a directory with its content, of which another process may be removing parts at the same time. Raises
-    OSError."""
-
-    def pass_over(error: BaseException) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(directory, onexc=lambda function, path, error: pass_over(error))
-    else:
-        shutil.rmtree(directory, onerror=lambda function, path, info: pass_over(info[1]))
 
 
 def _of_the_dead() -> list[str]:

@@ -14,8 +14,9 @@ import pytest
 
 from harness import run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters.host_agent import remove_tree
 from harness.run_state import process_start_ticks
-from harness.scratch import PURPOSES, remove_tree, scratch_directory, scratch_prefix
+from harness.scratch import PURPOSES, scratch_directory, scratch_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 4194304999
