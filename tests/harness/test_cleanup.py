@@ -409,13 +409,16 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     (temp / "image").write_text("x")
     run.claim(KIND_FILE, str(temp / "image"))
     run.claim(KIND_DIRECTORY, str(temp / f"splitbrain-{R1}-never-made"))
+    (temp / "splitbrain-r2-n1").mkdir()
+    run.claim(KIND_CGROUP, str(temp / "splitbrain-r2-n1"))
     die(run)
     report = cleaned(state)
     assert not ours.exists() and not (temp / "control").exists() and not (temp / "image").exists()
     assert (outside / "keep").exists() and link.is_symlink()
     assert (outside / CONTROL_FILE).read_bytes() == b"\xff" * CONTROL_BYTES, "no fault of somebody else was ended"
     assert named_otherwise.exists() and of_other_run.exists() and (temp / "not-a-socket").exists()
-    assert len(report.left) == 4
+    assert (temp / "splitbrain-r2-n1").exists()
+    assert len(report.left) == 5
     assert report.exit_status == 255
     assert runs_in(state) == [R1], "what is left stays on record"
 
@@ -830,9 +833,9 @@ def test_a_directory_with_a_mount_that_stays_is_not_removed(
 
 @ROOT_ONLY
 @pytest.mark.root
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize(("is_ours", "inside"), [(True, "inside"), (False, "inside"), (False, ".")])
 def test_mounts_are_found_if_the_temporary_directory_is_reached_by_a_link(
-    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool, inside: str
 ) -> None:
     """The kernel lists them by their real paths. What is mounted is unmounted, and never emptied."""
     theirs = temp.parent / "theirs"
@@ -844,17 +847,17 @@ def test_mounts_are_found_if_the_temporary_directory_is_reached_by_a_link(
     run = RunState.create(R1, state_root=state)
     base = Path(run.make_temp_dir("mounts"))
     assert base.parent == link
-    (base / "inside").mkdir()
-    subprocess.run(["mount", "--bind", str(theirs), str(base / "inside")], check=True)
+    (base / inside).mkdir(exist_ok=True)
+    subprocess.run(["mount", "--bind", str(theirs), str(base / inside)], check=True)
     try:
         if is_ours:
-            run.claim(KIND_MOUNT, str(base / "inside"))
+            run.claim(KIND_MOUNT, str(base / inside))
         die(run)
         report = cleaned(state)
         assert report.left == [] and not base.exists() and (theirs / "keep").exists()
-        assert (f"run {R1}: mount {base}/inside" in report.removed) is is_ours
+        assert (f"run {R1}: mount {base / inside}" in report.removed) is is_ours
     finally:
-        subprocess.run(["umount", str(temp / base.name / "inside")], capture_output=True)
+        subprocess.run(["umount", str(temp / base.name / inside)], capture_output=True)
 
 
 def mount(run: RunState, path: Path, source: str) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,11 @@ def test_hostile_requests_get_4xx_and_change_nothing(
 
 
 def guarded(
-    method: str = "GET", path: str = "/", raw_path: bytes | None = None, **headers: str
+    method: str = "GET",
+    path: str = "/",
+    raw_path: bytes | None = None,
+    hosts: Sequence[str] = ("127.0.0.1:1",),
+    **headers: str,
 ) -> tuple[int, list[str]]:
     """The status of a request to the guard itself, 200 if it is passed on, and the names of the answer's headers. (The
     HTTP server in front of it refuses some of these requests on its own.)"""
@@ -191,10 +195,10 @@ def guarded(
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    given = {"host": "127.0.0.1:1", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    given = [("host", host) for host in hosts] + [(name.replace("_", "-"), value) for name, value in headers.items()]
     scope: dict[str, Any] = {
         "type": "http", "method": method, "path": path, "query_string": b"", "raw_path": raw_path,
-        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in given],
     }  # fmt: skip
     asyncio.run(Guard(accept, hosts=loopback_hosts(1))(scope, None, send))
     return sent[0]["status"], [name.decode() for name, _ in sent[0]["headers"]]
@@ -220,6 +224,13 @@ def test_a_form_is_accepted_from_our_own_pages_only() -> None:
     for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
         assert guarded("POST", **form, sec_fetch_site=site)[0] == status
     assert guarded("PUT", **form)[0] == 405
+    assert guarded("POST", **form, transfer_encoding="chunked")[0] == 411
+
+
+def test_a_request_names_this_server_exactly_once() -> None:
+    ours = "127.0.0.1:1"
+    for hosts, status in (((ours,), 200), ((), 421), ((ours, ours), 421), ((ours, "evil.example"), 421)):
+        assert guarded(hosts=hosts)[0] == status
 
 
 def test_a_refused_method_is_told_which_ones_are_accepted() -> None:
