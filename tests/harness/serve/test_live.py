@@ -82,6 +82,21 @@ def test_the_state_of_a_fault_follows_its_events(history: tuple[HistoryWriter, l
     assert nemesis("info", "heal", proof={"proven": True}) == []
 
 
+def test_the_oldest_faults_are_shown_and_the_others_counted(
+    history: tuple[HistoryWriter, list[int], HistoryTail],
+) -> None:
+    writer, _, tail = history
+    for number in range(live.MAX_FAULTS + 2):
+        assert snapshot(tail, is_real_time=False)["more_faults"] == max(0, number - live.MAX_FAULTS)
+        fault = {"id": f"f{number}", "nemesis": "kill", "variant": f"v{number}"}
+        writer.append({"process": "nemesis", "type": "invoke", "f": "inject", "value": fault})
+        writer.flush()
+        read_all(tail)
+    shown = snapshot(tail, is_real_time=False)
+    assert [fault["name"] for fault in shown["faults"]] == [f"kill v{number}" for number in range(live.MAX_FAULTS)]
+    assert shown["more_faults"] == 2
+
+
 def test_in_real_time_the_shown_time_advances_without_events(tmp_path: Path) -> None:
     now_s = [100.0]
     line = {"index": 0, "time": 5 * 10**9, "process": 0, "type": "invoke", "f": "read", "value": None}
@@ -121,10 +136,12 @@ def test_the_number_of_separate_counts_is_bounded(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(live, "MAX_FUNCTIONS", 3)
     monkeypatch.setattr(live, "MAX_OPEN", 4)
     lines = [{"time": n, "process": n, "type": "invoke", "f": f"f{n}", "value": None} for n in range(100)]
+    lines.append({"time": 100, "process": 0, "type": "ok", "f": "f0", "value": None})
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tail = HistoryTail(tmp_path, ["history.jsonl"])
     read_all(tail)
-    assert (len(tail.stats.counts), tail.stats.open_operations, tail.stats.events) == (3, 4, 100)
+    assert (len(tail.stats.counts), tail.stats.open_operations, tail.stats.events) == (3, 3, 101)
+    assert tail.stats.counts["f0"] == {"invoke": 1, "ok": 1, "fail": 0, "info": 0}, "those in it are still counted"
     tail.close()
 
 

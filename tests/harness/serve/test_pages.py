@@ -290,8 +290,14 @@ def test_the_number_of_listed_files_is_bounded(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(store)
+    for name in ("back\\slash", "line\nfeed"):  # such a file cannot be opened by its address
+        (run.path / name).touch()
+    (run.path / "link").symlink_to(run.report_path)
+    there, more = files.list_files(run.path)
+    assert {file.path for file in there} == {"history.jsonl", "report.html", "results.json", "test.json"} and not more
     monkeypatch.setattr(files, "MAX_FILES", 2)
-    assert "more files in the run" in serve().page(f"/runs/{run.name}")
+    assert files.list_files(run.path) == (there[:2], 2)
+    assert "2 more files in the run" in serve().page(f"/runs/{run.name}")
 
 
 def test_content_that_is_too_large_for_a_page_is_cut_and_reported(
