@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,8 +86,9 @@ def test_the_state_of_a_fault_follows_its_events(history: tuple[HistoryWriter, l
 def test_the_oldest_faults_are_shown_and_the_others_counted(
     history: tuple[HistoryWriter, list[int], HistoryTail],
 ) -> None:
-    writer, _, tail = history
+    writer, clock, tail = history
     for number in range(live.MAX_FAULTS + 2):
+        clock[0] = number * 10**9
         assert snapshot(tail, is_real_time=False)["more_faults"] == max(0, number - live.MAX_FAULTS)
         fault = {"id": f"f{number}", "nemesis": "kill", "variant": f"v{number}"}
         writer.append({"process": "nemesis", "type": "invoke", "f": "inject", "value": fault})
@@ -94,7 +96,20 @@ def test_the_oldest_faults_are_shown_and_the_others_counted(
         read_all(tail)
     shown = snapshot(tail, is_real_time=False)
     assert [fault["name"] for fault in shown["faults"]] == [f"kill v{number}" for number in range(live.MAX_FAULTS)]
-    assert shown["more_faults"] == 2
+    assert [fault["for_s"] for fault in shown["faults"][:2]] == [13.0, 12.0] and shown["more_faults"] == 2
+
+
+def test_a_closed_view_has_its_history_open_no_more(history: tuple[HistoryWriter, list[int], HistoryTail]) -> None:
+    writer, clock, tail = history
+    record(writer, clock, 1)
+    writer.flush()
+    read_all(tail)
+    assert tail._fd is not None and os.fstat(tail._fd).st_ino == os.stat(writer.path).st_ino
+    descriptor = tail._fd
+    for _ in range(2):
+        tail.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_in_real_time_the_shown_time_advances_without_events(tmp_path: Path) -> None:
