@@ -245,6 +245,25 @@ def test_a_stream_shows_a_run_from_its_beginning_to_its_verdict(store: Store, se
     stream.close()
 
 
+@pytest.mark.parametrize(("cluster", "is_real_time"), [("sim", False), ("local", True)])
+def test_time_passes_between_the_events_of_a_stream_unless_the_run_is_simulated(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, cluster: str, is_real_time: bool
+) -> None:
+    asked: list[bool] = []
+
+    def noted(tail: HistoryTail, *, is_real_time: bool) -> dict[str, Any]:
+        asked.append(is_real_time)
+        return snapshot(tail, is_real_time=is_real_time)
+
+    monkeypatch.setattr(app, "snapshot", noted)
+    run = store.create("t")
+    run.write_test({"cluster": cluster})
+    stream = Stream(serve(), run.name)
+    stream.next()
+    stream.close()
+    assert set(asked) == {is_real_time}
+
+
 def test_a_stream_says_that_it_is_behind_until_it_has_caught_up(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,15 @@ def test_a_comparison_of_missing_runs_is_not_found(store: Store, serve: Callable
     assert serve().ask(f"/compare{query}")[0] == 404
 
 
+@pytest.mark.parametrize("missing", ["first", "second"])
+def test_a_run_is_not_compared_with_one_that_is_not_there(
+    store: Store, serve: Callable[..., Client], missing: str
+) -> None:
+    names = {"first": make_run(store).name, "second": make_run(store, minutes=1).name, missing: "no/run"}
+    status, _, page = serve().ask(f"/compare?first={names['first']}&second={names['second']}")
+    assert status == 404 and "There is no such page, run or file." in page
+
+
 def test_a_comparison_names_missing_damaged_and_oversized_files(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
