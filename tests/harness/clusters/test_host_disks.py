@@ -208,6 +208,23 @@ def test_the_image_of_a_host_whose_agent_was_killed_keeps_its_files(tmp_path: Pa
     assert not (tmp_path / "run" / "n2" / "disk.img").exists()
 
 
+def test_a_disk_that_stays_frozen_because_its_agent_was_killed_is_released_at_the_end(tmp_path: Path) -> None:
+    """A frozen file system keeps its loop device when its last mount goes with the agent."""
+
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
+        await cluster.start()
+        freeze(cluster.local_path("n1", cluster.data_dir("n1")))
+        os.kill(cluster._pids["n1"], signal.SIGKILL)
+        with pytest.raises(HarnessError, match="the files of n1 could not be kept"):
+            await cluster.stop()
+        assert [device for device, mark in marked_devices() if mark.run_id == RUN] == []
+        assert run.claims == () and run.close()
+
+    asyncio.run(body())
+
+
 def test_sockets_and_pipes_are_skipped_when_the_files_of_a_replica_are_kept(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         script = f"""
