@@ -13,10 +13,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
+from harness.serve import app
+from harness.serve.files import chunks
 from harness.serve.guard import MAX_BODY_BYTES, MAX_HEADERS_BYTES, MAX_TARGET_BYTES, Guard, loopback_hosts
 from harness.serve.launch import Launcher
 from harness.store import Store
@@ -294,8 +296,17 @@ def _disconnect_while_reading(client: Client, target: str) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
 
 
-def test_a_head_request_neither_reads_a_file_nor_follows_a_run(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_head_request_neither_reads_a_file_nor_follows_a_run(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The live view of a run lasts until the run ends."""
+    read: list[str] = []
+
+    def noted(file: BinaryIO, most_bytes: int | None) -> Iterator[bytes]:
+        read.append(file.name)
+        return chunks(file, most_bytes)
+
+    monkeypatch.setattr(app, "chunks", noted)
     client = serve()
     run = store.create("broker-register-none")
     run.write_test({})
@@ -307,6 +318,8 @@ def test_a_head_request_neither_reads_a_file_nor_follows_a_run(store: Store, ser
             status, headers, text = client.ask(f"/runs/{run.name}/{way}", method="HEAD")
             assert (status, text) == (200, "") and kind in headers["content-type"]
             assert "content-length" not in headers
+        assert read == []
+        assert client.page(f"/runs/{run.name}/files/test.json") == "{}\n" and len(read) == 1
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S)
         with contextlib.closing(connection):
             for method, path in (("HEAD", f"/runs/{run.name}/events"), ("GET", "/")):
