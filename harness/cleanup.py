@@ -3,15 +3,15 @@
 A run's leftovers are recorded in its state (see harness.run_state), and its processes carry the run's id in their
 environment. Everything is verified to be ours before it is touched: a process by its start time, its environment or its
 control group, a directory by its name and owner, a socket by its type, a mount by its source. Runs whose harness is
-still alive are left alone. Cleaning is idempotent.
+still alive are left alone. Cleaning is idempotent, and several processes may do it at the same time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import run_state
 from harness.clusters.control_groups import cgroup_parents, remove_group
-from harness.clusters.host_agent import ancestors, let_go
+from harness.clusters.host_agent import ancestors, let_go, remove_tree
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
@@ -246,7 +246,8 @@ def _remove_drafts(root: str) -> None:
     for name in names:
         match = _DRAFT.fullmatch(name)
         if match and run_state.process_start_ticks(int(match[1])) is None:
-            os.unlink(os.path.join(root, name))
+            with contextlib.suppress(FileNotFoundError):  # another process is cleaning too
+                os.unlink(os.path.join(root, name))
 
 
 def _hint_at_root(run_ids: Collection[str] | None) -> str | None:
@@ -410,9 +411,10 @@ class _RunCleaner:
         if _host_of(name, self._run_id) is None:
             raise _NotOurs("its name does not belong to this run")
         path = namespace_path(name)
-        if not os.path.lexists(path):
+        try:
+            there = identity(path)
+        except FileNotFoundError:
             return False
-        there = identity(path)
         # A name that was created and not yet mounted has no namespace: no process has its identity.
         self._kill(
             lambda: [p for p in find_processes(is_in_namespace(there)) if p.pid not in self._spared],
@@ -473,8 +475,8 @@ class _RunCleaner:
 
     def _remove_mount(self, path: str, details: Mapping[str, Any]) -> bool:
         """Unmount everything of ours that is mounted at `path`."""
-        removed = False
-        while mounted := [source for point, source in _mounts() if point == path]:
+        removed, where = False, _resolved(path)
+        while mounted := [source for point, source in _mounts() if point == where]:
             source = details.get("source")
             if source is not None and mounted[-1] != source:
                 raise _NotOurs(f"{mounted[-1]} is mounted there, not {source}")
@@ -495,7 +497,10 @@ class _RunCleaner:
             return False
         if not is_right(status.st_mode) or status.st_uid != os.geteuid():
             raise _NotOurs(f"it is no longer {what} of this user")
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:  # another process is cleaning too
+            return False
         return True
 
     def _remove_directory(self, path: str, details: Mapping[str, Any]) -> bool:
@@ -506,13 +511,13 @@ class _RunCleaner:
             raise _NotOurs("its name does not belong to this run")
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise _NotOurs("it is no longer a directory of this user")
-        inside = [point for point, _ in _mounts() if point == path or point.startswith(path + "/")]
-        for point in reversed(inside):
+        for point in reversed(_mounted_in(path)):
             unmount(point)
-        if any(point == path or point.startswith(path + "/") for point, _ in _mounts()):
+        if _mounted_in(path):
             raise _NotOurs("something is still mounted in it")
-        let_go(path)
-        shutil.rmtree(path)
+        with contextlib.suppress(FileNotFoundError):  # another process is cleaning too, and has let go of all of it
+            let_go(path)
+        remove_tree(path)
         return True
 
 
@@ -525,6 +530,18 @@ def _status(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except FileNotFoundError:
         return None
+
+
+def _resolved(path: str) -> str:
+    """A path as the kernel lists mounts: links are followed on the way to it, as $TMPDIR may be one, not at its end."""
+    directory, name = os.path.split(path)
+    return os.path.join(os.path.realpath(directory), name)
+
+
+def _mounted_in(directory: str) -> list[str]:
+    """The mount points at or below a directory, outer ones first."""
+    where = _resolved(directory)
+    return [point for point, _ in _mounts() if point == where or point.startswith(where + "/")]
 
 
 def _mounts() -> list[tuple[str, str]]:

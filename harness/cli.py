@@ -108,6 +108,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(*GC_THRESHOLDS)
     if words[:1] == ["check"]:  # a separate tool with its own options and --help
         return _guarded(lambda: _check(words[1:]))
+    status = _guarded(lambda: _parsed(words, is_program=argv is None))
+    if argv is None:
+        end_without_threads(status)
+    return status
+
+
+def _parsed(words: list[str], *, is_program: bool) -> int:
+    """Parse a command line, which may import a plug-in, and perform the command; returns the exit status."""
     parser = build_parser()
     arguments = parser.parse_args(words)
     if arguments.command is None:
@@ -115,12 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     arguments.words = words
     arguments.given = given_options(words)
-    if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
+    if is_program and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
         restart_with_nursery([sys.executable, "-m", "harness", *words])
-    status = _guarded(lambda: _perform(arguments))
-    if argv is None:
-        end_without_threads(status)
-    return status
+    return _perform(arguments)
 
 
 def _guarded(action: Callable[[], int]) -> int:

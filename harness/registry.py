@@ -112,7 +112,9 @@ def _take(kind: str, point: EntryPoint) -> Any:
     try:
         found = _adapted(point.load(), point.name)
         problems = _problems(kind, found)
-    except (Exception, SystemExit) as error:  # a third-party module may raise anything when it is imported or inspected
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third-party module may raise anything when it is imported or inspected
         said = " ".join(str(error).split())
         return Broken(f"{title} cannot be loaded: {type(error).__name__}{f': {said}' if said else ''}")
     return Broken(f"{title} is not a {KINDS[kind]}: {'; '.join(problems)}") if problems else found

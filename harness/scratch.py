@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
+from harness.clusters.host_agent import remove_tree
 from harness.run_state import TEMP_PREFIX, pid_namespace_of, process_is_live, process_start_ticks, temp_dir
 from nemesis.mechanisms.shim import library_directories
 
@@ -49,7 +49,7 @@ def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable
     for path in _of_the_dead():
         try:
             if stat.S_ISDIR(os.lstat(path).st_mode):
-                shutil.rmtree(path)
+                remove_tree(path)
             else:
                 os.unlink(path)
         except FileNotFoundError:

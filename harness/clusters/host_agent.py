@@ -58,6 +58,7 @@ __all__ = [
     "end_descendants",
     "let_go",
     "main",
+    "remove_tree",
     "sockets_here",
     "sockets_of",
 ]
@@ -1172,6 +1173,21 @@ def let_go(directory: str) -> None:
             os.pwrite(file.fileno(), bytes(_IN_FORCE_BYTES), _IN_FORCE_AT)
 
 
+def remove_tree(directory: str) -> None:
+    """Remove a directory with its content, of which another process may be removing parts at the same time. Raises
+    OSError."""
+    import shutil  # only here, as agents start often
+
+    def pass_over(error: BaseException) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(directory, onexc=lambda function, path, error: pass_over(error))
+    else:
+        shutil.rmtree(directory, onerror=lambda function, path, info: pass_over(info[1]))
+
+
 def _end_agents(run_id: str, directory: str) -> None:
     """End the daemon of a run by SIGTERM, with all processes below it; if it takes too long, it is killed later."""
     words = [b"daemon", os.fsencode(directory), run_id.encode()]
@@ -1219,17 +1235,17 @@ def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
     removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
     _undo_all(commands, removed, left)
     if not left:
-        let_go(directory)
+        with contextlib.suppress(FileNotFoundError):  # another process is cleaning too
+            let_go(directory)
         _keep(directory, kept_hosts, left)
     if not left:
         made_base = os.path.exists(os.path.join(directory, MADE_BASE))
         if os.path.isdir(directory):
-            import shutil
-
-            shutil.rmtree(directory)
+            remove_tree(directory)
             removed.append(directory)
-        if owner.exists() and owner.read_text().strip() in (run_id, ""):  # empty: an earlier version, and a power loss
-            owner.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            if owner.read_text().strip() in (run_id, ""):  # empty: an earlier version, and a power loss
+                owner.unlink()
         for draft in owner.parent.glob(f"{owner.name}.{run_id}.*"):
             draft.unlink(missing_ok=True)
         if made_base:

@@ -11,6 +11,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
+from harness.scratch import scratch_prefix
+
 if TYPE_CHECKING:
     import paramiko
 
@@ -25,7 +27,7 @@ def load_known_hosts(client: paramiko.SSHClient, path: str) -> None:
             entries = [" ".join(line.split()[:3]) for line in file if _is_read_by_paramiko(line)]
     except FileNotFoundError:
         return
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".known_hosts") as understood:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix=scratch_prefix("trial")) as understood:
         understood.write("".join(f"{entry}\n" for entry in entries))
         understood.flush()
         client.load_host_keys(understood.name)

@@ -33,7 +33,7 @@ from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.host_names import why_no_names
 from harness.clusters.own_resources import GROUP_KINDS, OwnResources
 from harness.clusters.threads import all_of, in_thread
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
 from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
@@ -292,9 +292,12 @@ class OwnMachineCluster(AgentCluster):
         if agents is not None:
             await agents.stop()
         problems = await self._remove_places()
-        while self._temp_dirs:
-            path = self._temp_dirs.pop()
+        for path in reversed(self._temp_dirs.copy()):
             shutil.rmtree(path, ignore_errors=True)
+            if os.path.lexists(path):  # it stays in the run's state
+                problems.append(HarnessError(f"{path} cannot be removed: something is mounted or still written there"))
+                continue
+            self._temp_dirs.remove(path)
             self._run.release(KIND_DIRECTORY, path)
         return problems
 

@@ -91,7 +91,8 @@ async def prove_variants(
                 await cluster.stop()
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
-            state.release(KIND_DIRECTORY, work_dir)
+            if not os.path.lexists(work_dir):  # else it stays in the run's state
+                state.release(KIND_DIRECTORY, work_dir)
     finally:
         if not state.close():
             raise OperatorError(f"run {state.run_id} left something behind: run `harness clean`")

@@ -124,7 +124,9 @@ def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
             spec.loader.exec_module(module)
     except SyntaxError as error:
         raise PluginError(f"{os.path.basename(path)}:{error.lineno or 1}: {error.msg}") from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pytest.importorskip, for example, raises one that is no Exception
         raise blamed(error, path, "its import") from None
     return module
 

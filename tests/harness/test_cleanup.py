@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters import host_agent
 from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.host_agent import CONTROL_FILE
+from harness.clusters.loop_devices import ImageMark
 from harness.run_state import (
+    KIND_CGROUP,
     KIND_CONTAINER,
     KIND_DIRECTORY,
     KIND_FILE,
+    KIND_IMAGE,
     KIND_MOUNT,
     KIND_NETNS,
     KIND_SOCKET,
@@ -32,6 +39,8 @@ from harness.run_state import (
     RUN_VARIABLE,
     STATE_VARIABLE,
     RunState,
+    StateError,
+    harness_process,
     process_start_ticks,
     runs_in,
     state_path,
@@ -53,14 +62,15 @@ DEAD_PID = 2**22 - 1  # above every pid that a kernel assigns by default
 
 @pytest.fixture
 def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory for the code under test."""
+    """A temporary directory for the code under test: `clean` also removes what others have left in the machine's."""
     (tmp_path / "temp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     return tmp_path / "temp"
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> str:
+def state(tmp_path: Path, temp: Path) -> str:
     return str(tmp_path / "state")
 
 
@@ -94,10 +104,8 @@ def cleaned(
     state_root: str, run_ids: list[str] | None = None, *, include_live: bool = False, forgets_unreachable: bool = False
 ) -> CleanReport:
     lines: list[str] = []
-    report = clean(
-        state_root=state_root, run_ids=run_ids, include_live=include_live, forgets_unreachable=forgets_unreachable,
-        report=lines.append,
-    )  # fmt: skip
+    forgetting = {"forgets_unreachable": True} if forgets_unreachable else {}
+    report = clean(state_root=state_root, run_ids=run_ids, include_live=include_live, report=lines.append, **forgetting)
     assert all("\n" not in line for line in lines)
     assert len(lines) == len(report.removed) + len(report.left) + len(report.live) + len(report.notes)
     return report
@@ -131,6 +139,7 @@ def test_a_process_that_reuses_a_claimed_pid_is_left_alone(state: str, children:
     start_ticks = process_start_ticks(foreign.pid)
     assert start_ticks is not None
     run.claim("process", str(foreign.pid), start_ticks=start_ticks - 1)
+    run.claim("process", "no number", start_ticks=start_ticks)
     run.claim("process", str(os.getpid()), start_ticks=process_start_ticks(os.getpid()))
     die(run)
     assert cleaned(state).exit_status == 0
@@ -157,7 +166,8 @@ def test_a_process_claimed_before_a_reboot_is_left_alone(state: str, children: E
     foreign = start(children)
     run.claim_process(foreign.pid)
     header, *claims = Path(run.path).read_text().splitlines()
-    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | {"boot_id": "earlier"}), *claims]) + "\n")
+    same_number = {"pid": foreign.pid, "start_ticks": process_start_ticks(foreign.pid), "boot_id": "earlier"}
+    Path(run.path).write_text("\n".join([json.dumps(json.loads(header) | same_number), *claims]) + "\n")
     assert cleaned(state).exit_status == 0
     assert foreign.poll() is None and runs_in(state) == []
 
@@ -174,7 +184,9 @@ _CLEANS = """
 import json, sys
 from harness import cleanup
 cleanup.remove_scratch_of_the_dead = lambda **_: None  # other processes of the machine are not visible here
-report = cleanup.clean(state_root=sys.argv[1], report=lambda line: None)
+lines = []
+report = cleanup.clean(state_root=sys.argv[1], report=lines.append)
+assert all("left alone, its harness runs in a container" in line for line in lines), lines
 print(json.dumps([report.live, len(report.removed)]))
 """
 
@@ -202,8 +214,10 @@ def test_a_run_is_left_alone_while_its_harness_lives_in_a_container(
         assert harness.stdout.readline() == "begun\n"
         program = start(children, R1)
         for named in (None, [R1]):
-            report = cleaned(state, named)
+            lines: list[str] = []
+            report = clean(state_root=state, run_ids=named, report=lines.append)
             assert (report.live, report.removed, program.poll()) == ([R1], [], None)
+            assert lines[0].startswith(f"run {R1}: left alone, its harness is still running (pid ")
         assert cleaned_in_another_container() == [[R1], 0], "another container cannot tell whether the harness lives"
         harness.stdin.close()
     assert cleaned_in_another_container() == [[R1], 0], "nor that it has ended"
@@ -249,6 +263,19 @@ def test_a_run_with_its_state_elsewhere_is_live_only_if_its_processes_name_that_
         report = cleaned(state, [R1])
     assert report.live == [] and len(report.removed) == 1 and process.wait() == -signal.SIGKILL
     assert Path(run.path).exists(), "a state that only a process names is not removed"
+
+
+def test_a_pipe_that_a_process_names_as_its_state_is_not_opened(
+    state: str, tmp_path: Path, children: ExitStack
+) -> None:
+    """Anybody may start such a process, and opening the pipe would wait for somebody who writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = start(children, R1, more={STATE_VARIABLE: str(tmp_path / "pipe")})
+    report: list[CleanReport] = []
+    cleaning = threading.Thread(target=lambda: report.append(cleaned(state, [R1])), daemon=True)
+    cleaning.start()
+    cleaning.join(timeout=30)
+    assert report and report[0].exit_status == 0 and writer.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -366,6 +393,7 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     outside.mkdir()
     (ours / "link").symlink_to(outside)
     (outside / "keep").write_text("x")
+    (outside / CONTROL_FILE).write_bytes(b"\xff" * CONTROL_BYTES)
     named_otherwise, of_other_run = temp / "precious", temp / "splitbrain-r2-disk"
     for foreign in (named_otherwise, of_other_run):
         foreign.mkdir()
@@ -381,14 +409,57 @@ def test_claimed_files_are_removed_and_foreign_ones_stay(state: str, temp: Path)
     (temp / "image").write_text("x")
     run.claim(KIND_FILE, str(temp / "image"))
     run.claim(KIND_DIRECTORY, str(temp / f"splitbrain-{R1}-never-made"))
+    (temp / "splitbrain-r2-n1").mkdir()
+    run.claim(KIND_CGROUP, str(temp / "splitbrain-r2-n1"))
     die(run)
     report = cleaned(state)
     assert not ours.exists() and not (temp / "control").exists() and not (temp / "image").exists()
     assert (outside / "keep").exists() and link.is_symlink()
+    assert (outside / CONTROL_FILE).read_bytes() == b"\xff" * CONTROL_BYTES, "no fault of somebody else was ended"
     assert named_otherwise.exists() and of_other_run.exists() and (temp / "not-a-socket").exists()
-    assert len(report.left) == 4
+    assert (temp / "splitbrain-r2-n1").exists()
+    assert len(report.left) == 5
     assert report.exit_status == 255
     assert runs_in(state) == [R1], "what is left stays on record"
+
+
+def test_what_another_clean_removes_at_the_same_time_is_not_left(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is always a moment earlier."""
+    run = RunState.create(R1, state_root=state)
+    inner = Path(run.make_temp_dir("disk")) / "inner"
+    inner.mkdir()
+    for directory in (inner.parent, inner):
+        for name in ("a", "b", CONTROL_FILE):
+            (directory / name).write_bytes(bytes(CONTROL_BYTES))
+    run.claim(KIND_FILE, str(temp / "image"))
+    (temp / "image").touch()
+    (Path(state) / f".{R1}.{DEAD_PID}.draft").touch()
+    scratch = temp / f"splitbrain-trial-{DEAD_PID}-7-gone"
+    scratch.mkdir()
+    for name in ("a", "b"):
+        (scratch / name).touch()
+    die(run)
+
+    def too_late(remove: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            for _ in range(2):
+                remove(path, dir_fd=dir_fd)
+
+        return call
+
+    def let_go(directory: str) -> None:
+        host_agent.let_go(directory)
+        raise FileNotFoundError(directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", too_late(os.unlink))
+        patched.setattr(os, "rmdir", too_late(os.rmdir))
+        patched.setattr(cleanup, "let_go", let_go)
+        report = cleaned(state)
+    assert (report.left, report.exit_status, list(temp.iterdir())) == ([], 0, [])
+    assert not Path(state).exists() or list(Path(state).iterdir()) == []
 
 
 @ROOT_ONLY
@@ -410,7 +481,21 @@ def test_what_belongs_to_another_user_by_now_is_left_alone(state: str, temp: Pat
     report = cleaned(state)
     assert path.exists() and len(report.left) == 1 and "of this user" in report.left[0]
     os.chown(path, os.geteuid(), -1)
-    assert cleaned(state).exit_status == 0 and not path.exists()
+    report = cleaned(state)
+    assert report.exit_status == 0 and not path.exists()
+    assert report.removed == [f"run {R1}: {kind} {path}", f"run {R1}: state {run.path}"]
+
+
+def test_what_was_claimed_and_never_made_is_not_reported_as_removed(state: str, temp: Path) -> None:
+    run = RunState.create(R1, state_root=state)
+    for kind in (KIND_CGROUP, KIND_DIRECTORY, KIND_FILE, KIND_IMAGE, KIND_MOUNT, KIND_NETNS, KIND_SOCKET):
+        run.claim(kind, f"sb-{R1}-n1" if kind == KIND_NETNS else str(temp / f"splitbrain-{R1}-{kind}"))
+    run.claim(KIND_VETH, "sbv0", netns=f"sb-{R1}-n1")
+    if shutil.which("ip"):
+        run.claim(KIND_VETH, f"sbv{os.getpid()}")
+    die(run)
+    report = cleaned(state)
+    assert (report.removed, report.left) == ([f"run {R1}: state {run.path}"], [])
 
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
@@ -473,6 +558,75 @@ def test_states_in_another_users_directory_are_ignored(
     monkeypatch.setattr(cleanup, "_note_groups_without_state", lambda roots, note: None)  # likewise
     report = clean(report=lambda line: None)
     assert (report.removed, len(report.notes), victim.poll()) == ([], 1, None)
+
+
+def test_a_given_state_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=f"cannot read {tmp_path}/file: Not a directory"):
+        cleaned(str(tmp_path / "file"))
+
+
+def mark_of(run_id: str, *, is_live: bool = False, state: str = "") -> ImageMark:
+    process = harness_process() if is_live else {**harness_process(), "pid": DEAD_PID}
+    return ImageMark(run_id=run_id, state=state, **process)
+
+
+def test_only_a_device_of_a_dead_run_without_a_state_is_released_and_only_if_no_run_is_named(
+    tmp_path: Path, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = str(tmp_path / "states")
+    monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, state)
+    monkeypatch.setattr(cleanup, "_note_groups_without_state", lambda roots, note: None)  # those of other tests
+    elsewhere = tmp_path / "elsewhere" / f"{R1}.jsonl"
+    elsewhere.parent.mkdir()
+    elsewhere.touch()
+    devices = [
+        ("/dev/loop901", mark_of(R1)),
+        ("/dev/loop902", mark_of(R1, is_live=True)),
+        ("/dev/loop903", mark_of(R1, state=str(elsewhere))),
+        ("/dev/loop904", mark_of(R1, state=str(tmp_path / "gone.jsonl"))),
+    ]
+    released: list[str] = []
+    monkeypatch.setattr(cleanup, "marked_devices", lambda: devices)
+    monkeypatch.setattr(cleanup, "release_device", released.append)
+    clean(run_ids=[R1 + "1"], report=lambda line: None)
+    clean(state_root=state, report=lambda line: None)
+    assert released == [], "neither of another run, nor by the states of another directory"
+    report = clean(report=lambda line: None)
+    assert released == ["/dev/loop901", "/dev/loop904"] and len(report.removed) == 2
+    assert report.notes == [
+        f"run {R1}: loop device /dev/loop903 belongs to a dead run: remove it with "
+        f"SPLITBRAIN_STATE_DIR={elsewhere.parent} harness clean"
+    ]
+
+
+def test_a_run_is_cleaned_of_its_own_devices_only_and_of_those_that_stay_in_use_it_is_said(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [("/dev/loop901", mark_of(R1)), ("/dev/loop902", mark_of(R1 + "1")), ("/dev/loop903", mark_of(R1))]
+    released: list[str] = []
+
+    def release(device: str) -> None:
+        if device == "/dev/loop903":
+            raise OSError(f"{device} is still in use")
+        released.append(device)
+
+    monkeypatch.setattr(cleanup, "marked_devices", lambda: devices)
+    monkeypatch.setattr(cleanup, "release_device", release)
+    run = RunState.create(R1, state_root=state)
+    die(run)
+    report = cleaned(state, [R1])
+    assert released == ["/dev/loop901"] and report.removed == [f"run {R1}: loop device /dev/loop901"]
+    assert report.left == [f"run {R1}: left: loop device /dev/loop903: /dev/loop903 is still in use"]
+    assert report.exit_status == 255 and runs_in(state) == [R1], "what is left stays on record"
+
+
+def test_cleaning_named_runs_leaves_the_scratch_of_other_processes(state: str, temp: Path) -> None:
+    scratch = temp / f"splitbrain-trial-{DEAD_PID}-7-gone"
+    scratch.mkdir()
+    cleaned(state, [R1])
+    assert scratch.exists()
+    assert cleaned(state).removed == [f"{scratch}, of a process that is gone"] and not scratch.exists()
 
 
 def test_a_claim_of_an_unknown_kind_stays_on_record(state: str) -> None:
@@ -545,6 +699,14 @@ def test_namespaces_are_removed_and_the_processes_in_them_killed(
     assert not any(f"sb-{R1}-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    "name", ["n1", "net", "clients", "ns1", "sb-n1", f"sb-{R1}n1", f"sb-{R1}-n1-x", f"x-sb-{R1}-n1"]
+)
+def test_a_namespace_without_the_whole_prefix_of_a_run_belongs_to_somebody_else(name: str) -> None:
+    assert cleanup._host_of(f"sb-{R1}-n1", R1) == "n1"
+    assert cleanup._host_of(name, R1) is None
+
+
 def wait_until_in(pid: int, namespace: str) -> None:
     deadline = time.monotonic() + 10
     while os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat(f"/run/netns/{namespace}").st_ino:
@@ -575,6 +737,9 @@ def test_control_groups_without_a_state_are_noted_and_removed_by_run_id(lost_gro
     [note] = [note for note in clean(report=lambda line: None).notes if R1 in note]
     assert f"({len(lost_groups)})" in note and f"`harness clean --run {R1}` removes them" in note
     assert all(os.path.isdir(path) for path in lost_groups)
+    run = RunState.create(R1)
+    assert not [note for note in clean(report=lambda line: None).notes if R1 in note], "it has a state"
+    Path(run.path).unlink()
     report = clean(run_ids=[R1], report=lambda line: None)
     assert (len(report.removed), report.left) == (len(lost_groups), [])
     assert not any(os.path.exists(path) for path in lost_groups)
@@ -666,6 +831,35 @@ def test_a_directory_with_a_mount_that_stays_is_not_removed(
         subprocess.run(["umount", str(base / "theirs")], check=True)
 
 
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.parametrize(("is_ours", "inside"), [(True, "inside"), (False, "inside"), (False, ".")])
+def test_mounts_are_found_if_the_temporary_directory_is_reached_by_a_link(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, is_ours: bool, inside: str
+) -> None:
+    """The kernel lists them by their real paths. What is mounted is unmounted, and never emptied."""
+    theirs = temp.parent / "theirs"
+    theirs.mkdir()
+    (theirs / "keep").touch()
+    link = temp.parent / "link"
+    link.symlink_to(temp)
+    monkeypatch.setenv("TMPDIR", str(link))
+    run = RunState.create(R1, state_root=state)
+    base = Path(run.make_temp_dir("mounts"))
+    assert base.parent == link
+    (base / inside).mkdir(exist_ok=True)
+    subprocess.run(["mount", "--bind", str(theirs), str(base / inside)], check=True)
+    try:
+        if is_ours:
+            run.claim(KIND_MOUNT, str(base / inside))
+        die(run)
+        report = cleaned(state)
+        assert report.left == [] and not base.exists() and (theirs / "keep").exists()
+        assert (f"run {R1}: mount {base / inside}" in report.removed) is is_ours
+    finally:
+        subprocess.run(["umount", str(temp / base.name / inside)], capture_output=True)
+
+
 def mount(run: RunState, path: Path, source: str) -> None:
     run.claim(KIND_MOUNT, str(path), source=source)
     subprocess.run(["mount", "-t", "tmpfs", source, str(path)], check=True)
@@ -718,9 +912,10 @@ def test_a_device_that_cannot_be_inspected_stays_on_record(
 @pytest.mark.root
 @pytest.mark.netns
 def test_clean_without_root_points_to_sudo_for_roots_runs(
-    tmp_path: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temp: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_namespace(namespaces, f"sb-{R1}-n1")
+    assert cleaned(str(tmp_path / "none")).notes == [], "root needs no sudo"
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     report = cleaned(str(tmp_path / "none"), [R1])
     assert len(report.notes) == 1 and "sudo harness clean" in report.notes[0]

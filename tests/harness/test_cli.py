@@ -325,3 +325,26 @@ def test_a_base_exception_exits_with_255_not_with_a_verdict(
     monkeypatch.setattr("harness.commands.list.list_command", cancelled)
     assert main(["list"]) == 255
     assert "internal error: CancelledError: why" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [(KeyboardInterrupt, "harness: interrupted"), (asyncio.CancelledError, "internal error: CancelledError")],
+)
+def test_what_a_plug_in_raises_while_the_words_are_parsed_is_no_verdict_either(
+    raised: type[BaseException],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The parser imports the file, for the settings in its help."""
+    (tmp_path / "mine.py").write_text("from harness.sdk import System\n\n\nclass Mine(System):\n    pass\n")
+
+    def imported(name: str) -> object:
+        raise raised
+
+    monkeypatch.setattr(registry, "_system_of_file", imported)
+    assert main(["run", str(tmp_path / "mine.py")]) == 255
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ import pytest
 from harness import registry
 from harness.commands import doctor, doctor_programs
 from harness.commands.new import source_for
+from harness.errors import OperatorError
 from harness.faults.prove import prove_variants
+from harness.run_state import load_run, state_path
 from nemesis.mechanisms.shim import why_no_shim
 
 NO_SHIM = why_no_shim()
@@ -194,6 +197,33 @@ def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest
     assert [(trial.nemesis, trial.variant) for trial in trials] == list(wanted) and told == trials
     assert [trial.detail for trial in trials if not trial.is_good] == []
     assert not (tmp_path / "states").exists() or not list((tmp_path / "states").iterdir())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a file system")
+def test_a_directory_that_proving_cannot_remove_stays_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "states"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run_id = f"doctor-{os.getpid()}-busy"
+    busy = tmp_path / f"splitbrain-{run_id}-doctor"
+
+    def make_cluster(**given: Any) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "busy", given["work_dir"]], check=True)
+        raise OperatorError("no cluster here")
+
+    proving = prove_variants(
+        cluster_class=make_cluster, cluster_options={}, system_class=registry.load("systems", "broker"), nemeses={},
+        variants=[], settings={}, node_count=1, tell=lambda trial: None, run_id=run_id,
+    )  # fmt: skip
+    try:
+        with pytest.raises(OperatorError, match=f"run {run_id} left something behind: run `harness clean`"):
+            asyncio.run(proving)
+        claims = load_run(state_path(run_id, str(tmp_path / "states"))).claims
+        assert [claim.ident for claim in claims] == [str(busy)] and busy.is_mount()
+    finally:
+        subprocess.run(["umount", str(busy)], check=True)
 
 
 def test_a_cluster_without_an_engine_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

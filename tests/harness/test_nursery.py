@@ -13,7 +13,7 @@ from harness import cli, registry
 from harness.nursery import VARIABLE, restart_with_nursery
 
 
-class Restarted(BaseException):
+class Restarted(SystemExit):
     """Raised where exec would have replaced the process."""
 
 

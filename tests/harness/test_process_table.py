@@ -5,28 +5,41 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import process_table
 from harness.clusters import host_agent
-from harness.process_table import marked_with
+from harness.process_table import (
+    ProcessId,
+    find_processes,
+    is_in_group,
+    is_in_namespace,
+    kill_until_gone,
+    marked_with,
+    variable_of,
+)
+from harness.run_state import living_thread, process_start_ticks
 from nemesis.mechanisms.launcher import marks
 
 VARIABLE = "SPLITBRAIN_PROGRAM"
+MARK = f"of-a-test-{os.getpid()}"
 
 READERS: dict[str, Callable[[int], bool]] = {
-    "harness": marked_with(VARIABLE, "of-a-test"),
-    "agent": lambda pid: host_agent._mark_of(pid) == b"of-a-test",
-    "launcher": lambda pid: marks.mark_of(pid) == f"{VARIABLE}=of-a-test".encode(),
+    "harness": marked_with(VARIABLE, MARK),
+    "agent": lambda pid: host_agent._mark_of(pid) == MARK.encode(),
+    "launcher": lambda pid: marks.mark_of(pid) == f"{VARIABLE}={MARK}".encode(),
 }
 
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, VARIABLE: "of-a-test"}) as child:
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, VARIABLE: MARK}) as child:
         try:
             yield child
         finally:
@@ -81,3 +94,49 @@ def test_a_process_without_an_environment_has_no_mark(name: str) -> None:
             child.kill()
         child.wait()
         assert not READERS[name](child.pid), "nor has a process that has ended"
+
+
+def test_a_process_that_is_gone_is_in_no_namespace_and_in_no_group() -> None:
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    assert not is_in_group(lambda name: True)(child.pid)
+    own = os.stat("/proc/self/ns/net")
+    assert is_in_namespace((own.st_dev, own.st_ino))(os.getpid())
+    assert not is_in_namespace((own.st_dev, own.st_ino))(child.pid)
+
+
+def test_a_process_that_survives_is_waited_for_only_until_the_time_is_up(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that hangs in the kernel does."""
+    start_ticks = process_start_ticks(process.pid)
+    assert start_ticks is not None
+    survivor = ProcessId(process.pid, start_ticks)
+    asked: list[ProcessId] = []
+    monkeypatch.setattr(process_table, "_kill", asked.append)
+    assert kill_until_gone(lambda: [survivor], timeout_s=0.2) == [survivor]
+    assert set(asked) == {survivor} and survivor.exists
+
+
+_FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("begun", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_the_environment_of_a_process_whose_first_thread_has_ended_is_that_of_another_thread() -> None:
+    environment = {**os.environ, VARIABLE: MARK}
+    argv = [sys.executable, "-c", _FIRST_THREAD_ENDS]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "begun\n"
+            deadline_s = time.monotonic() + 30
+            while living_thread(child.pid) == child.pid:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            [found] = find_processes(marked_with(VARIABLE, MARK))
+            assert found.pid == child.pid and variable_of(found, VARIABLE) == MARK
+        finally:
+            child.kill()

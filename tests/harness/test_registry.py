@@ -161,6 +161,7 @@ def test_the_constructor_and_the_members_of_a_plug_in_class_are_checked(install:
         ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("def broken(:", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise GeneratorExit('no')", "GeneratorExit: no"),
         ("raise ValueError('two\\nlines')", "ValueError: two lines"),
         ("", "AttributeError: "),
     ],

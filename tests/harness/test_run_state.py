@@ -106,6 +106,8 @@ def test_only_claims_that_may_outlive_a_reboot_are_fsynced(tmp_path: Path, monke
     run.claim(KIND_DIRECTORY, str(tmp_path / "splitbrain-r1-x"))
     run.claim("a-kind-of-tomorrow", "x")
     assert len(synced) == 2
+    run.claim_all([Claim(KIND_NETNS, "sb-r1-n2", {}), Claim(KIND_DIRECTORY, str(tmp_path / "splitbrain-r1-y"), {})])
+    assert len(synced) == 3
 
 
 def test_a_run_id_can_have_only_one_state(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_the_default_state_directory_depends_on_the_environment(
     assert default_state_root() == in_temp
     assert state_roots()[:2] == [in_temp, in_tmp]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
-    assert in_temp in state_roots()
+    assert in_temp in state_roots() and str(tmp_path / "absent" / "splitbrain") not in state_roots()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_state_root() == str(tmp_path / "splitbrain")
     assert {in_temp, in_tmp} <= set(state_roots())

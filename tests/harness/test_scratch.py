@@ -14,6 +14,7 @@ import pytest
 
 from harness import run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters.host_agent import remove_tree
 from harness.run_state import process_start_ticks
 from harness.scratch import PURPOSES, scratch_directory, scratch_prefix
 
@@ -95,6 +96,23 @@ def test_a_directory_that_cannot_be_removed_is_reported(temp: Path) -> None:
     locked.chmod(0o700)
     assert report.exit_status == 255 and len(report.left) == 1
     assert "Permission denied" in report.left[0]
+
+
+def test_an_error_other_than_a_missing_file_ends_the_removal_of_a_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+
+    def refuse(path: object, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(13, "no", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", refuse)
+        with pytest.raises(PermissionError):
+            remove_tree(str(tmp_path / "tree"))
+    remove_tree(str(tmp_path / "tree"))
+    assert not (tmp_path / "tree").exists()
+    remove_tree(str(tmp_path / "tree"))
 
 
 def test_an_unknown_scratch_purpose_is_refused() -> None:

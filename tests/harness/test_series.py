@@ -154,11 +154,15 @@ def test_an_operator_error_ends_the_series_and_names_the_run(
     assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 earlier run kept)"
 
 
-def test_three_failed_starts_in_a_row_end_the_series(tmp_path: Path, performed: Any) -> None:
+@pytest.mark.parametrize(("verdict", "status"), [(True, 255), ("unknown", 255), (False, 1)])
+def test_three_failed_starts_in_a_row_end_the_series(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], verdict: bool | str, status: int
+) -> None:
     seen, outcomes = performed
-    outcomes += [SystemUnderTestError("no leader"), True, *[SystemUnderTestError("no leader")] * 3]
-    assert run(tmp_path, "--test-count", "5") == 255
+    outcomes += [SystemUnderTestError("no leader"), verdict, *[SystemUnderTestError("no leader")] * 3]
+    assert run(tmp_path, "--test-count", "5") == status, "a violation is certain, whatever the other runs come to"
     assert len(seen) == 5
+    assert "stopped: 3 runs in a row did not start; 5 runs left" in capsys.readouterr().err
 
 
 def test_an_interruption_ends_the_series(tmp_path: Path, performed: Any) -> None:
@@ -178,13 +182,15 @@ def test_an_interruption_while_a_system_starts_ends_the_series_too(
     assert "stopped; 8 runs left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [OperatorError("the disk is full"), SystemUnderTestError("no leader")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(OperatorError("the disk is full"), 254), (SystemUnderTestError("no leader"), 1)]
+)
 def test_json_results_of_earlier_runs_are_printed_if_an_error_ends_the_series(
-    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception, status: int
 ) -> None:
     _, outcomes = performed
     outcomes += [False, *[error] * 3]
-    assert run(tmp_path, "--test-count", "5", "--json") > 2
+    assert run(tmp_path, "--test-count", "5", "--json") == status
     assert [results["valid"] for results in json.loads(capsys.readouterr().out)] == [False]
 
 

@@ -94,6 +94,40 @@ def test_a_signal_in_the_hooks_of_a_fork_interrupts_after_the_fork(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
+def test_a_command_may_be_called_in_another_thread_whose_signals_stay_as_they_are() -> None:
+    """Only the main thread can set handlers."""
+    before, seen = signal.getsignal(signal.SIGTERM), list[object]()
+
+    def command() -> None:
+        with ended_by_signals(), interrupted_by_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=command)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+_FORKS = """
+import os, signal
+from harness.signals import fork, interrupted_by_signals
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+with interrupted_by_signals():
+    try:
+        pid = fork()
+    except KeyboardInterrupt:
+        os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_signal_that_reaches_a_forked_child_interrupts_only_the_child() -> None:
+    forking = subprocess.run(
+        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert (forking.returncode, forking.stdout) == (0, "7\n"), forking.stderr
+
+
 @pytest.mark.usefixtures("hears_hangups")
 def test_repeated_signals_right_after_the_first_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed_again(wait_s: float) -> None:

@@ -194,7 +194,7 @@ def test_the_end_of_an_agent_is_reported_and_ends_its_programs(tmp_path: Path) -
             await host.link.request("run", {"argv": ["true"]}, timeout_s=host_agent.RELAY_TIMEOUT_S + 15)
         assert host.events[-1] == {"event": "gone"}
         async with asyncio.timeout(20):
-            while Path(f"/proc/{answer['pid']}").exists():  # noqa: ASYNC110 - another process's end
+            while process_start_ticks(answer["pid"]) is not None:  # noqa: ASYNC110 - another process's end
                 await asyncio.sleep(0.02)
 
     with_host(tmp_path, scenario)

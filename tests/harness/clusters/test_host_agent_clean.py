@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,3 +124,49 @@ def test_faults_end_in_control_files_before_these_are_removed(tmp_path: Path, cl
         content = mapped.read()
     begin, length = host_agent._IN_FORCE_AT, host_agent._IN_FORCE_BYTES
     assert content[begin : begin + length] == bytes(length) and length > 0
+
+
+def test_what_another_clean_removes_at_the_same_time_is_not_left(
+    tmp_path: Path, clean: Clean, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is always a moment earlier."""
+    (tmp_path / RUN / "n1").mkdir()
+    for name in ("a", "b", CONTROL_FILE):
+        (tmp_path / RUN / "n1" / name).write_bytes(bytes(4096))
+
+    def too_late(remove: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            for _ in range(2):
+                remove(path, dir_fd=dir_fd)
+
+        return call
+
+    let_go = host_agent.let_go
+
+    def let_go_and_miss(directory: str) -> None:
+        let_go(directory)
+        raise FileNotFoundError(directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", too_late(os.unlink))
+        patched.setattr(os, "rmdir", too_late(os.rmdir))
+        patched.setattr(host_agent, "let_go", let_go_and_miss)
+        assert clean() == {"removed": [str(tmp_path / RUN)], "left": []}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clean_spares_itself_and_its_ancestors_if_they_carry_the_mark_of_the_run(tmp_path: Path) -> None:
+    """As in a shell that a program of the run has started, or in a container whose processes all have the mark."""
+    environment = {**os.environ, host_agent.RUN_VARIABLE: RUN}
+    agent = shutil.copy(host_agent.__file__, tmp_path / "agent.py")  # alone in a directory, as on a host
+    command = f'"{sys.executable}" "{agent}" clean "{tmp_path}" {RUN}; echo "status $?"'
+    with subprocess.Popen(["sleep", "600"], env=environment) as marked:
+        try:
+            done = subprocess.run(
+                ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60, check=True
+            )
+            answer, status = done.stdout.splitlines()
+            assert status == "status 0" and marked.wait(timeout=60) == -signal.SIGKILL
+        finally:
+            marked.kill()
+    assert json.loads(answer) == {"removed": [f"process {marked.pid}"], "left": []}

@@ -33,7 +33,16 @@ from harness.errors import HarnessError
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.faults.target import RunTarget
 from harness.process_table import find_processes, marked_with
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, harness_process, load_run, temp_dir
+from harness.run_state import (
+    KIND_CGROUP,
+    KIND_IMAGE,
+    KIND_NETNS,
+    RUN_VARIABLE,
+    RunState,
+    harness_process,
+    load_run,
+    temp_dir,
+)
 from harness.sdk import Host
 from nemesis.mechanisms.file_systems import freeze
 from nemesis.mechanisms.shim import why_no_shim
@@ -197,6 +206,23 @@ def test_the_image_of_a_host_whose_agent_was_killed_keeps_its_files(tmp_path: Pa
     assert b"acknowledged" in (tmp_path / "run" / "n1" / "disk.img").read_bytes()
     assert (tmp_path / "run" / "n2" / "data" / "log").read_bytes() == b"acknowledged"
     assert not (tmp_path / "run" / "n2" / "disk.img").exists()
+
+
+def test_a_disk_that_stays_frozen_because_its_agent_was_killed_is_released_at_the_end(tmp_path: Path) -> None:
+    """A frozen file system keeps its loop device when its last mount goes with the agent."""
+
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
+        await cluster.start()
+        freeze(cluster.local_path("n1", cluster.data_dir("n1")))
+        os.kill(cluster._pids["n1"], signal.SIGKILL)
+        with pytest.raises(HarnessError, match="the files of n1 could not be kept"):
+            await cluster.stop()
+        assert [device for device, mark in marked_devices() if mark.run_id == RUN] == []
+        assert run.claims == () and run.close()
+
+    asyncio.run(body())
 
 
 def test_sockets_and_pipes_are_skipped_when_the_files_of_a_replica_are_kept(tmp_path: Path) -> None:
@@ -555,7 +581,8 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
         assert time.monotonic() < deadline_s, "the image of n2 is released with its namespace"
         time.sleep(0.01)
     groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
-    while any(Path(group, "cgroup.procs").read_text() for group in groups):
+    is_marked = marked_with(RUN_VARIABLE, f"{RUN}-lost")  # the process that forked the agents is in no group
+    while any(Path(group, "cgroup.procs").read_text() for group in groups) or find_processes(is_marked):
         assert time.monotonic() < deadline_s, "the hosts' processes end with the harness"
         time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
@@ -682,3 +709,51 @@ def test_a_partly_created_cluster_is_removed_again(tmp_path: Path) -> None:
         assert run.claims == () and run.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("storage", [IMAGE, MEMORY])
+def test_namespaces_groups_and_images_are_on_record_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """A harness may be killed between the two, and a claim of what was never made is harmless."""
+    run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+    missing: list[str] = []
+    made: list[str] = []
+
+    def on_record(kind: str, idents: Sequence[str]) -> None:
+        made.extend([kind] * len(idents))
+        known = {(claim.kind, claim.ident) for claim in load_run(run.path).claims}
+        missing.extend(ident for ident in idents if (kind, ident) not in known)
+
+    batch, mkdir, create = NetnsCluster._batch, os.mkdir, NetnsCluster._create_file_systems
+
+    async def batched(self: NetnsCluster, ip: Any, lines: Sequence[str]) -> None:
+        on_record(KIND_NETNS, [line.removeprefix("netns add ") for line in lines if line.startswith("netns add ")])
+        await batch(self, ip, lines)
+
+    def make_directory(path: str, *mode: int) -> None:
+        if path.startswith(tuple(cgroup_parents())):
+            on_record(KIND_CGROUP, [path])
+        mkdir(path, *mode)
+
+    async def created(self: NetnsCluster, agents: Any, places: Any) -> Any:
+        on_record(KIND_IMAGE, [place.image for place in places.values()])
+        claims = {claim.ident: claim.details for claim in load_run(run.path).claims}
+        assert all(claims[place.image]["point"] == place.mount_point for place in places.values())
+        return await create(self, agents, places)
+
+    monkeypatch.setattr(NetnsCluster, "_batch", batched)
+    monkeypatch.setattr(os, "mkdir", make_directory)
+    monkeypatch.setattr(NetnsCluster, "_create_file_systems", created)
+
+    async def body() -> None:
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=storage)
+        cluster.prepare({("disks", "freeze"), ("resources", "memory")})
+        await cluster.start()
+        await cluster.stop()
+
+    asyncio.run(body())
+    assert missing == [] and run.claims == () and run.close()
+    # The bridge, two hosts and the clients; a group and one inside it, in each hierarchy.
+    assert (made.count(KIND_NETNS), made.count(KIND_IMAGE)) == (4, 2)
+    assert made.count(KIND_CGROUP) == 2 * 2 * len(cgroup_parents())

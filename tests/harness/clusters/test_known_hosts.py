@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from harness.clusters.known_hosts import append_key, load_known_hosts
+from harness.scratch import scratch_prefix
 
 paramiko = pytest.importorskip("paramiko")
 
@@ -52,3 +56,13 @@ def test_a_new_key_is_added_and_every_other_line_stays(tmp_path: Path) -> None:
     client = paramiko.SSHClient()
     load_known_hosts(client, str(path))
     assert client.get_host_keys()["n2.example"][key.get_name()] == key
+
+
+def test_the_copy_for_paramiko_is_recognised_by_clean_if_the_process_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    path.write_bytes(OTHERS)
+    copies: list[str] = []
+
+    client = SimpleNamespace(load_host_keys=lambda name: copies.append(os.path.basename(name)))
+    load_known_hosts(cast(Any, client), str(path))
+    assert [name.startswith(scratch_prefix("trial")) for name in copies] == [True]

@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from harness.cleanup import clean
+from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster
-from harness.errors import OperatorError
-from harness.run_state import RunState
+from harness.errors import HarnessError, OperatorError
+from harness.run_state import KIND_PROCESS, RunState, load_run, process_start_ticks
 from nemesis.mechanisms import shim
 from nemesis.mechanisms.shim import library_directories, why_no_shim
 from nemesis.target import ClockSkew, DiskFault
@@ -123,7 +127,7 @@ def test_clean_removes_the_library_of_a_killed_run(tmp_path: Path, monkeypatch: 
     program = f"""
 import asyncio, os, signal
 from harness.clusters.local import LocalCluster
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.run_state import RunState
 run = RunState.create("killed-run", state_root={str(states)!r})
 cluster = LocalCluster(node_count=1, run=run, work_dir={str(tmp_path / "logs")!r}, ports=[23913])
@@ -138,3 +142,105 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library exists"
     report = clean(state_root=str(states), report=lambda line: None)
     assert report.left == [] and not any(path.exists() for path in left.values())
+
+
+def test_limits_are_lifted_at_the_end_and_what_fails_there_keeps_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-limits", state_root=str(tmp_path / "states"))
+    cluster = LocalCluster(node_count=1, run=run, work_dir=str(tmp_path / "logs"), ports=[23917])
+    cluster.prepare({("resources", "descriptors")})
+
+    async def fail() -> None:
+        raise OSError("the limit cannot be lifted")
+
+    async def main() -> None:
+        await cluster.start()
+        assert cluster.resources is not None
+        monkeypatch.setattr(cluster.resources, "release_all", fail)
+        with pytest.raises(OSError, match="the limit cannot be lifted"):
+            await cluster.stop()
+
+    asyncio.run(main())
+    assert run.claims == () and run.close()
+
+
+def test_a_leftover_process_that_cannot_be_killed_is_reported_and_stays_on_record(tmp_path: Path) -> None:
+    run = RunState.create(f"test-{os.getpid()}-stray", state_root=str(tmp_path / "states"))
+    cluster = cluster_in(tmp_path / "logs", run, 23916)
+
+    async def answer(operation: str) -> dict[str, Any]:
+        assert operation == "end_strays"
+        return {"ended": [], "left": [[os.getpid(), "dd of=/data/x"]]}
+
+    cluster._links = {"machine": cast(AgentLink, SimpleNamespace(request=answer))}
+    [problem] = asyncio.run(cluster._end_strays())
+    assert str(problem) == f"machine: leftover process {os.getpid()} (dd of=/data/x) cannot be killed"
+    [claim] = load_run(run.path).claims
+    assert claim == (KIND_PROCESS, str(os.getpid()), {"start_ticks": process_start_ticks(os.getpid())})
+    assert not run.close()
+
+
+def test_directories_are_on_record_before_anything_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-claims", state_root=str(tmp_path / "states"))
+    cluster = LocalCluster(node_count=1, run=run, work_dir=str(tmp_path / "logs"), ports=[23915])
+    cluster.prepare({("clocks", "wall"), ("disks", "power")})
+    made: list[str] = []
+    make, run_there = os.mkdir, AgentLink.run
+
+    def note(path: str) -> None:
+        if os.path.basename(path).startswith(f"splitbrain-{run.run_id}-"):
+            assert path in [claim.ident for claim in load_run(run.path).claims]
+            made.append(os.path.basename(path).removeprefix(f"splitbrain-{run.run_id}-"))
+
+    def make_directory(path: Any, *mode: int) -> None:
+        note(os.fspath(path))
+        make(path, *mode)
+
+    async def make_there(self: AgentLink, argv: Sequence[str], **options: Any) -> Any:
+        if argv[0] == "mkdir":
+            note(argv[-1])
+        return await run_there(self, argv, **options)
+
+    monkeypatch.setattr(os, "mkdir", make_directory)
+    monkeypatch.setattr(AgentLink, "run", make_there)
+
+    async def main() -> None:
+        await cluster.start()
+        [process] = [claim for claim in load_run(run.path).claims if claim.kind == KIND_PROCESS]
+        assert process.details["start_ticks"] == process_start_ticks(int(process.ident)) is not None
+        await cluster.stop()
+
+    asyncio.run(main())
+    assert sorted(made) == ["agents", "shim", "undo"] and run.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a file system")
+def test_a_directory_that_cannot_be_removed_stays_in_the_runs_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = RunState.create(f"test-{os.getpid()}-busy", state_root=str(tmp_path / "states"))
+    cluster = cluster_in(tmp_path / "logs", run, 23914)
+    busy = tmp_path / f"splitbrain-{run.run_id}-agents" / "busy"
+
+    def occupy() -> None:
+        busy.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "busy", str(busy)], check=True)
+
+    async def main() -> None:
+        await cluster.start()
+        occupy()
+        with pytest.raises(HarnessError, match=f"^{busy.parent} cannot be removed"):
+            await cluster.stop()
+
+    try:
+        asyncio.run(main())
+        assert busy.exists() and [claim.ident for claim in run.claims] == [str(busy.parent)]
+    finally:
+        subprocess.run(["umount", str(busy)], check=True)
+    asyncio.run(cluster.stop())
+    assert not busy.parent.exists() and run.close()

@@ -82,6 +82,7 @@ def test_the_base_class_of_a_system_is_not_taken_for_another_system(write: Write
         ("x = (", r"^mine.py:2: '\(' was never closed$"),
         ("x = 1\ny = x / 0\n", "^mine.py:3: its import raised ZeroDivisionError: division by zero$"),
         ("import sys\nsys.exit(3)\n", "^mine.py:3: its import raised SystemExit: 3$"),
+        ("raise GeneratorExit('no etcd3')\n", "^mine.py:2: its import raised GeneratorExit: no etcd3$"),
         (GOOD_CLIENT, "^.*mine.py:1: has no class that is a harness.sdk.System$"),
         (GOOD_SYSTEM + GOOD_CLIENT + GOOD_CLIENT.replace("Talk", "Chat"), "^mine.py:3: several clients .Talk, Chat."),
         ("class Mine(System):\n    pass\n" + GOOD_CLIENT, r"^mine.py:2: system Mine has no command\(host\)$"),

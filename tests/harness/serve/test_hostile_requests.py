@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import http.client
@@ -10,12 +11,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
-from harness.serve.guard import MAX_BODY_BYTES, MAX_TARGET_BYTES, loopback_hosts
+from harness.serve import app
+from harness.serve.files import chunks
+from harness.serve.guard import MAX_BODY_BYTES, MAX_HEADERS_BYTES, MAX_TARGET_BYTES, Guard, loopback_hosts
 from harness.serve.launch import Launcher
 from harness.store import Store
 
@@ -176,6 +180,67 @@ def test_hostile_requests_get_4xx_and_change_nothing(
     assert client.ask("/")[0] == 200, "the server still answers"
 
 
+def guarded(
+    method: str = "GET",
+    path: str = "/",
+    raw_path: bytes | None = None,
+    hosts: Sequence[str] = ("127.0.0.1:1",),
+    **headers: str,
+) -> tuple[int, list[str]]:
+    """The status of a request to the guard itself, 200 if it is passed on, and the names of the answer's headers. (The
+    HTTP server in front of it refuses some of these requests on its own.)"""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def accept(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    given = [("host", host) for host in hosts] + [(name.replace("_", "-"), value) for name, value in headers.items()]
+    scope: dict[str, Any] = {
+        "type": "http", "method": method, "path": path, "query_string": b"", "raw_path": raw_path,
+        "headers": [(name.encode(), value.encode()) for name, value in given],
+    }  # fmt: skip
+    asyncio.run(Guard(accept, hosts=loopback_hosts(1))(scope, None, send))
+    return sent[0]["status"], [name.decode() for name, _ in sent[0]["headers"]]
+
+
+def test_limits_of_a_request_count_its_bytes_as_sent_and_are_allowed_themselves() -> None:
+    longest = "/" + "a" * (MAX_TARGET_BYTES - 1)
+    assert [guarded(path=path)[0] for path in (longest, longest + "a")] == [200, 414]
+    assert guarded(path="/ä", raw_path=b"/%C3%A4" + b"a" * MAX_TARGET_BYTES)[0] == 414
+    rest = MAX_HEADERS_BYTES - len("host127.0.0.1:1x")
+    assert [guarded(x="a" * size)[0] for size in (rest, rest + 1)] == [200, 431]
+    assert [guarded(path=path)[0] for path in ("x", "/a\nb", "/a\\b")] == [400, 400, 400]
+    form = {"method": "POST", "content_type": "application/x-www-form-urlencoded"}
+    lengths = (str(MAX_BODY_BYTES), str(MAX_BODY_BYTES + 1), "1" * 5000)  # the last one is too long for int()
+    assert [guarded(**form, content_length=length)[0] for length in lengths] == [200, 413, 413]
+    assert [guarded(**form, content_length=length)[0] for length in ("ten", "-1", "")] == [411, 411, 411]
+
+
+def test_a_form_is_accepted_from_our_own_pages_only() -> None:
+    form = {"content_type": "application/x-www-form-urlencoded", "content_length": "2"}
+    for origin, status in (("http://127.0.0.1:1", 200), ("http://localhost:1", 200), ("http://evil.example", 403)):
+        assert guarded("POST", **form, origin=origin)[0] == status
+    for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
+        assert guarded("POST", **form, sec_fetch_site=site)[0] == status
+    assert guarded("PUT", **form)[0] == 405
+    assert guarded("POST", **form, transfer_encoding="chunked")[0] == 411
+
+
+def test_a_request_names_this_server_exactly_once() -> None:
+    ours = "127.0.0.1:1"
+    for hosts, status in (((ours,), 200), ((), 421), ((ours, ours), 421), ((ours, "evil.example"), 421)):
+        assert guarded(hosts=hosts)[0] == status
+
+
+def test_a_refused_method_is_told_which_ones_are_accepted() -> None:
+    (status, names), (other_status, others) = guarded("PUT"), guarded(path="x")
+    assert (status, other_status) == (405, 400)
+    assert sorted(names) == sorted(["allow", *others]) and "x-content-type-options" in others
+
+
 def test_loopback_hosts_are_named_as_browsers_name_them() -> None:
     assert loopback_hosts(8137) == {"127.0.0.1:8137", "localhost:8137"}
     assert loopback_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
@@ -231,8 +296,17 @@ def _disconnect_while_reading(client: Client, target: str) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
 
 
-def test_a_head_request_neither_reads_a_file_nor_follows_a_run(store: Store, serve: Callable[..., Client]) -> None:
+def test_a_head_request_neither_reads_a_file_nor_follows_a_run(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The live view of a run lasts until the run ends."""
+    read: list[str] = []
+
+    def noted(file: BinaryIO, most_bytes: int | None) -> Iterator[bytes]:
+        read.append(file.name)
+        return chunks(file, most_bytes)
+
+    monkeypatch.setattr(app, "chunks", noted)
     client = serve()
     run = store.create("broker-register-none")
     run.write_test({})
@@ -244,6 +318,8 @@ def test_a_head_request_neither_reads_a_file_nor_follows_a_run(store: Store, ser
             status, headers, text = client.ask(f"/runs/{run.name}/{way}", method="HEAD")
             assert (status, text) == (200, "") and kind in headers["content-type"]
             assert "content-length" not in headers
+        assert read == []
+        assert client.page(f"/runs/{run.name}/files/test.json") == "{}\n" and len(read) == 1
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S)
         with contextlib.closing(connection):
             for method, path in (("HEAD", f"/runs/{run.name}/events"), ("GET", "/")):

@@ -21,7 +21,7 @@ from harness.serve.launch import NUMBERS, Form, Launcher, read_form
 from harness.signals import ended_by_signals
 from harness.store import Store
 
-from .conftest import DEADLINE_S, Client
+from .conftest import DEADLINE_S, Client, make_run
 
 FIELDS = {
     "system": ["broker"], "workload": ["register"], "cluster": ["sim"], "settings": [""],
@@ -275,3 +275,15 @@ def test_the_form_on_the_page_starts_a_run(store: Store, serve: Callable[..., Cl
     wait_for(lambda: launcher.launches[0].output)  # while an interpreter starts, an interrupt may be lost
     launcher.stop([].append)
     assert len(launcher.launches) == 1
+
+
+def test_the_page_of_started_runs_links_those_of_the_store_that_are_still_running(
+    store: Store, serve: Callable[..., Client]
+) -> None:
+    finished, running = make_run(store), store.create("broker-log-pause")
+    running.write_test({})
+    try:
+        page = serve(Launcher(store.root)).page("/started")
+        assert f"/runs/{running.name}/live" in page and finished.name not in page
+    finally:
+        running.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,35 @@ def test_the_state_of_a_fault_follows_its_events(history: tuple[HistoryWriter, l
     assert nemesis("info", "heal", proof={"proven": True}) == []
 
 
+def test_the_oldest_faults_are_shown_and_the_others_counted(
+    history: tuple[HistoryWriter, list[int], HistoryTail],
+) -> None:
+    writer, clock, tail = history
+    for number in range(live.MAX_FAULTS + 2):
+        clock[0] = number * 10**9
+        assert snapshot(tail, is_real_time=False)["more_faults"] == max(0, number - live.MAX_FAULTS)
+        fault = {"id": f"f{number}", "nemesis": "kill", "variant": f"v{number}"}
+        writer.append({"process": "nemesis", "type": "invoke", "f": "inject", "value": fault})
+        writer.flush()
+        read_all(tail)
+    shown = snapshot(tail, is_real_time=False)
+    assert [fault["name"] for fault in shown["faults"]] == [f"kill v{number}" for number in range(live.MAX_FAULTS)]
+    assert [fault["for_s"] for fault in shown["faults"][:2]] == [13.0, 12.0] and shown["more_faults"] == 2
+
+
+def test_a_closed_view_has_its_history_open_no_more(history: tuple[HistoryWriter, list[int], HistoryTail]) -> None:
+    writer, clock, tail = history
+    record(writer, clock, 1)
+    writer.flush()
+    read_all(tail)
+    assert tail._fd is not None and os.fstat(tail._fd).st_ino == os.stat(writer.path).st_ino
+    descriptor = tail._fd
+    for _ in range(2):
+        tail.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 def test_in_real_time_the_shown_time_advances_without_events(tmp_path: Path) -> None:
     now_s = [100.0]
     line = {"index": 0, "time": 5 * 10**9, "process": 0, "type": "invoke", "f": "read", "value": None}
@@ -121,10 +151,12 @@ def test_the_number_of_separate_counts_is_bounded(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(live, "MAX_FUNCTIONS", 3)
     monkeypatch.setattr(live, "MAX_OPEN", 4)
     lines = [{"time": n, "process": n, "type": "invoke", "f": f"f{n}", "value": None} for n in range(100)]
+    lines.append({"time": 100, "process": 0, "type": "ok", "f": "f0", "value": None})
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tail = HistoryTail(tmp_path, ["history.jsonl"])
     read_all(tail)
-    assert (len(tail.stats.counts), tail.stats.open_operations, tail.stats.events) == (3, 4, 100)
+    assert (len(tail.stats.counts), tail.stats.open_operations, tail.stats.events) == (3, 3, 101)
+    assert tail.stats.counts["f0"] == {"invoke": 1, "ok": 1, "fail": 0, "info": 0}, "those in it are still counted"
     tail.close()
 
 
@@ -211,6 +243,25 @@ def test_a_stream_shows_a_run_from_its_beginning_to_its_verdict(store: Store, se
         pass
     assert event == ("end", {"verdict": "invalid", "reason": "stale"})
     stream.close()
+
+
+@pytest.mark.parametrize(("cluster", "is_real_time"), [("sim", False), ("local", True)])
+def test_time_passes_between_the_events_of_a_stream_unless_the_run_is_simulated(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, cluster: str, is_real_time: bool
+) -> None:
+    asked: list[bool] = []
+
+    def noted(tail: HistoryTail, *, is_real_time: bool) -> dict[str, Any]:
+        asked.append(is_real_time)
+        return snapshot(tail, is_real_time=is_real_time)
+
+    monkeypatch.setattr(app, "snapshot", noted)
+    run = store.create("t")
+    run.write_test({"cluster": cluster})
+    stream = Stream(serve(), run.name)
+    stream.next()
+    stream.close()
+    assert set(asked) == {is_real_time}
 
 
 def test_a_stream_says_that_it_is_behind_until_it_has_caught_up(

@@ -234,6 +234,15 @@ def test_a_comparison_of_missing_runs_is_not_found(store: Store, serve: Callable
     assert serve().ask(f"/compare{query}")[0] == 404
 
 
+@pytest.mark.parametrize("missing", ["first", "second"])
+def test_a_run_is_not_compared_with_one_that_is_not_there(
+    store: Store, serve: Callable[..., Client], missing: str
+) -> None:
+    names = {"first": make_run(store).name, "second": make_run(store, minutes=1).name, missing: "no/run"}
+    status, _, page = serve().ask(f"/compare?first={names['first']}&second={names['second']}")
+    assert status == 404 and "There is no such page, run or file." in page
+
+
 def test_a_comparison_names_missing_damaged_and_oversized_files(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,8 +299,14 @@ def test_the_number_of_listed_files_is_bounded(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(store)
+    for name in ("back\\slash", "line\nfeed"):  # such a file cannot be opened by its address
+        (run.path / name).touch()
+    (run.path / "link").symlink_to(run.report_path)
+    there, more = files.list_files(run.path)
+    assert {file.path for file in there} == {"history.jsonl", "report.html", "results.json", "test.json"} and not more
     monkeypatch.setattr(files, "MAX_FILES", 2)
-    assert "more files in the run" in serve().page(f"/runs/{run.name}")
+    assert files.list_files(run.path) == (there[:2], 2)
+    assert "2 more files in the run" in serve().page(f"/runs/{run.name}")
 
 
 def test_content_that_is_too_large_for_a_page_is_cut_and_reported(
