@@ -127,7 +127,7 @@ def test_clean_removes_the_library_of_a_killed_run(tmp_path: Path, monkeypatch: 
     program = f"""
 import asyncio, os, signal
 from harness.clusters.local import LocalCluster
-from harness.errors import HarnessError, OperatorError
+from harness.errors import OperatorError
 from harness.run_state import RunState
 run = RunState.create("killed-run", state_root={str(states)!r})
 cluster = LocalCluster(node_count=1, run=run, work_dir={str(tmp_path / "logs")!r}, ports=[23913])
