@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.generator import Generator
+from harness.generator import Generator, Op
 from harness.in_process import InProcessRun, run_in_process
 from harness.systems.broker import BrokerSystem
 from harness.unawaited import telling_unawaited
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, Workload
-from harness.workloads.capability import ClientMistake, missing_capabilities
+from harness.workloads.capability import CapabilityClient, ClientMistake, missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_delay import ClientDelayWorkload
@@ -846,6 +846,46 @@ def test_the_node_of_a_driver_exception_is_recorded_if_it_is_a_host(node: Any, t
     done = run(made("register"), Store(), client=type("Cut", (OnHosts,), {"raises": error}), operations=40)
     assert done.unexpected_errors == {}
     assert {event.get("node") for event in done.events if event["type"] == "fail"} == {told}
+
+
+@pytest.mark.parametrize("node", ["shard-7", 7, Named("n1")])
+def test_a_client_that_knows_no_hosts_names_none(node: Any) -> None:
+    """Neither with an answer nor with an exception: nothing tells a host's name from another use of `node`."""
+
+    class Unplaced(ToyClient):
+        def __init__(self, store: Store) -> None:
+            super().__init__(store)
+            self.node = node
+
+        async def write(self, key: Any, value: Any) -> None:
+            error = ConnectionResetError("cut off")
+            error.node = node  # type: ignore[attr-defined]
+            raise error
+
+    done = run(made("register"), Store(), client=Unplaced, operations=40)
+    assert done.unexpected_errors == {}
+    assert {(event["f"], event["type"]) for event in done.events} >= {("read", "ok"), ("write", "info")}
+    assert {event.get("node") for event in done.events} == {None}
+
+
+def test_a_call_that_is_closed_is_no_mistake_of_the_client() -> None:
+    """As the event loop closes coroutines that are suspended when it ends."""
+
+    class Waiting(ToyClient):
+        async def read(self, key: Any) -> Any:
+            await Suspended()
+
+    client = CapabilityClient(Waiting(Store()), ClientRegisterWorkload.calls)
+    call = client.invoke(Op("read", 1))
+    call.send(None)
+    call.close()
+
+
+class Suspended:
+    """Awaiting this suspends a coroutine."""
+
+    def __await__(self) -> Any:
+        yield
 
 
 def test_a_cas_that_returns_none_is_a_client_mistake() -> None:
