@@ -33,6 +33,8 @@ from harness.workloads.write_skew import WriteSkewWorkload
 THREADS = 3
 TAKES_NS = 1_000_000
 """From a call to its refusal."""
+BEGAN_NS = 300_000_000_000
+"""When the final operations begin: after a load that took longer than they may."""
 
 Answer = Callable[[Op, int], dict[str, Any]]
 """(operation, nanoseconds since the beginning) -> its outcome"""
@@ -43,10 +45,10 @@ def refused(op: Op, time_ns: int) -> dict[str, Any]:
 
 
 def drive(generator: Generator, answer: Answer, *, threads: int = THREADS) -> list[tuple[int, int, Op]]:
-    """(thread, nanoseconds, operation) of every operation that is sent; each thread has its own time."""
+    """(thread, nanoseconds since the start, operation) of every operation sent; each thread has its own time."""
     asked = []
     context = Context(random.Random(0), threads=threads)
-    times_ns = dict.fromkeys(range(threads), 0)
+    times_ns = dict.fromkeys(range(threads), BEGAN_NS)
     while times_ns:
         thread = min(times_ns, key=lambda each: (times_ns[each], each))
         context.thread, context.time_ns = thread, times_ns[thread]
@@ -57,12 +59,12 @@ def drive(generator: Generator, answer: Answer, *, threads: int = THREADS) -> li
             assert step.until_ns > times_ns[thread]
             times_ns[thread] = step.until_ns
         else:
-            asked.append((thread, times_ns[thread], step))
+            asked.append((thread, times_ns[thread] - BEGAN_NS, step))
             told = {"process": thread, "f": step.f, "key": step.key, "value": step.value}
             generator = generator.update(context, {**told, "type": "invoke"})
             times_ns[thread] += TAKES_NS
             context.time_ns = times_ns[thread]
-            generator = generator.update(context, told | answer(step, times_ns[thread]))
+            generator = generator.update(context, told | answer(step, times_ns[thread] - BEGAN_NS))
     return asked
 
 
