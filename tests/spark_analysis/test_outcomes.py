@@ -136,7 +136,7 @@ def test_a_run_is_identified_by_the_options_of_its_test() -> None:
         "system": "broker", "workload": "log", "cluster": "sim", "seed": 7, "test_name": "broker-log-kill+partition",
         "nemesis": "kill=sigkill@leader+partition", "configuration": '{"nodes": "5", "read_mode": "unsafe"}',
     }  # fmt: skip
-    scheduled = identity(**test, nemesis_schedule="/home/me/cut.json")
+    scheduled = identity(**test, nemesis_schedule="schedules/cut.json")
     assert (scheduled["nemesis"], scheduled["test_name"]) == ("schedule=cut.json", "broker-log-schedule")
     calm = identity(**{**test, "nemesis": []})
     assert (calm["nemesis"], calm["test_name"]) == ("none", "broker-log-none")

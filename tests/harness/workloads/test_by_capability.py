@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -878,7 +879,8 @@ def test_a_call_that_is_closed_is_no_mistake_of_the_client() -> None:
     client = CapabilityClient(Waiting(Store()), ClientRegisterWorkload.calls)
     call = client.invoke(Op("read", 1))
     call.send(None)
-    call.close()
+    call.close()  # would raise what the call raises instead of GeneratorExit
+    assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
 
 
 class Suspended:
