@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness import embedding
+from harness.cli_parser import build_parser
 from harness.commands.run import make_test
 from harness.embedding import OPTIONS, JudgedRun, in_own_thread, judged_run
 from harness.errors import OperatorError
@@ -61,6 +62,19 @@ def test_options_are_those_of_a_run_with_their_defaults(asked: list[tuple[Test, 
     assert (dict(test.settings), test.client) == ({"workload.keys": "3"}, None)
     judged_run("toy")
     assert asked[1][0].nemesis == () and asked[1][2] == OPTIONS["store"]
+
+
+def test_defaults_are_those_of_the_command_except_for_short_runs_of_few_hosts() -> None:
+    command = vars(build_parser().parse_args(["run"]))
+    different = {"nodes", "time_limit"}
+    shared = OPTIONS.keys() - different - {"settings", "cluster_options"}
+    assert {name: command[name] for name in shared} == {name: OPTIONS[name] for name in shared}
+    assert all(OPTIONS[name] < command[name] for name in different)
+
+
+def test_a_store_may_be_a_path(asked: list[tuple[Test, Any, str]], tmp_path: Path) -> None:
+    judged_run("toy", store=tmp_path)
+    assert asked[0][2] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
