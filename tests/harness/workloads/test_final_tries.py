@@ -19,7 +19,7 @@ from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S, PAUSE_NS, Drain
-from harness.workloads.final_reads import EQUAL_WITHIN_S, TRIES
+from harness.workloads.final_reads import EQUAL_WITHIN_S, TRIES, ReadEachKey
 from harness.workloads.key_value import KeyValueWorkload
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
@@ -320,6 +320,19 @@ def test_every_thread_reads_every_register_even_if_the_first_attempts_fail(workl
         answered = [op.key for each, time_ns, op in asked if each == thread and time_ns + TAKES_NS > 1e9]
         assert sorted(answered) == list(range(workload.keys))
     assert len(drive(workload.final_generator(), refused)) == THREADS * (20 + workload.keys)
+
+
+def test_every_key_is_read_once_wherever_a_thread_begins() -> None:
+    begins = set()
+    for seed in range(30):
+        context, read = Context(random.Random(seed)), []
+        step, generator = ReadEachKey(keys=3, first_key=lambda: 7).next(context)
+        while isinstance(step, Op):
+            read.append(step.key)
+            step, generator = generator.update(context, {"type": "ok", "f": "read"}).next(context)
+        assert step is None and sorted(read) == [7, 8, 9]
+        begins.add(read[0])
+    assert begins == {7, 8, 9}
 
 
 def done(f: str, key: int | None, value: Any, kind: str = "ok") -> list[dict[str, Any]]:
