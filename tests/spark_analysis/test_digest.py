@@ -107,6 +107,9 @@ def test_the_digest_of_a_run_agrees_with_a_recount(
     for row, fault in zip(found["faults"], wanted.faults, strict=True):
         assert (row["start_ns"], row["end_ns"]) == (fault["start"], fault["end"])
         assert (row["exercised"] is False) is fault["unmet"]
+        away = [s for s in wanted.spans if s[1] > fault["start"] and (fault["end"] is None or s[0] < fault["end"])]
+        assert row["away_after_start"] is bool(away)
+        assert row["away_after_heal"] is (fault["end"] and any(s[0] <= fault["end"] < s[1] for s in wanted.spans))
         assert row["in_force_ns"] == max(0, wanted._end_of(fault) - fault["start"])
         met = [op["outcome"] for op in wanted.operations if wanted.affects(fault, op)]
         assert [row[kind] for kind in ("ok", "fail", "info")] == [met.count(kind) for kind in ("ok", "fail", "info")]
