@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +16,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pandas", reason="the spark extra is not installed")
 
+from harness.history_parquet import RunIdentity, write_parquet
+
 AWAY_MS = 10
 PROCESSES = 3
+
+BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+IDENTITY = RunIdentity(
+    run_id="r1", test_name="t", system="s", workload="register", nemesis="kill", cluster="sim", seed=7, started_at=BEGAN
+)
 
 Step = tuple[int, int, str]
 """Milliseconds since the previous event, process, and how its operation ends if one is open."""
@@ -82,8 +90,13 @@ def test_the_digest_of_a_run_agrees_with_a_recount(
         (Path(folder) / "test.json").write_text("{}")
         (Path(folder) / "history.jsonl").write_text(text)
         wanted = recounting.RecountedRun(Path(folder), AWAY_MS * 1_000_000)
+        write_parquet(Path(folder) / "history.jsonl", Path(folder) / "history.parquet", IDENTITY)
+        content = (Path(folder) / "history.parquet").read_bytes()
     (run,) = read_runs("history.jsonl", text.encode())
     found = digest(run, unavailable_after_ns=AWAY_MS * 1_000_000)
+    (again,) = read_runs("history.parquet", content)
+    assert digest(again, unavailable_after_ns=AWAY_MS * 1_000_000) == found, "whichever file it is read from"
+    assert (again.identity.run_id, again.identity.seed, again.identity.started_at) == ("r1", 7, BEGAN.isoformat())
 
     assert (found["operations"], found["events"]) == (len(wanted.operations), len(wanted.clients))
     assert (found["end_ns"], found["during_ns"], found["timed"]) == (wanted.end_ns, wanted.during_ns(), True)
