@@ -320,6 +320,8 @@ def test_a_listing_tells_runs_compacted_files_and_other_histories_apart(tmp_path
     write("t/2/test.json", "t/3/history.jsonl")
     write("few/compacted-events/part-0.parquet", "few/compacted-outcomes/part-0.parquet", "few/part-0.parquet")
     write("jepsen/history.edn", "jepsen/test.fressian")
+    (tmp_path / "t" / "4").mkdir()
+    os.mkfifo(tmp_path / "t" / "4" / "history.jsonl")  # reading it would wait forever
     spark = mock.Mock()
     spark.sparkContext.master = "local[2]"
     listing = list_runs(spark, str(tmp_path))
