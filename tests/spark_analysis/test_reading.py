@@ -132,3 +132,27 @@ def test_pairs_of_key_and_value_are_split_and_checked_by_key(tmp_path: Path, end
     assert whole(run).history.key == ["a", "b", "a"] and whole(run).history.value == [1, 2, None]
     with pytest.raises(FormatError, match="invoked on key 'a', and completed with key 'b'"):
         list(read_runs(f"history.{ending}", content(("read", ["a", None], ["b", 1])), with_values=True))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_the_errors_of_operations_stay_with_them_when_a_run_is_cut(tmp_path: Path, ending: str) -> None:
+    from spark_analysis.cutting import cut_by_key, whole
+    from spark_analysis.reading import read_runs
+
+    calls = [("a", "ok"), ("b", "fail"), ("a", "info"), ("b", "ok"), ("a", "fail"), ("c", "ok")]
+    events: list[dict[str, Any]] = []
+    for process, (key, kind) in enumerate(calls):
+        told = {"process": process, "f": "write", "key": key, "value": process}
+        said = {} if kind == "ok" else {"error": f"{kind} of {process}"}
+        events += [{**told, "type": "invoke"}, {**told, "type": kind, **said}]
+    (run,) = read_runs(f"history.{ending}", _content(tmp_path, ending, events), with_values=True)
+    assert whole(run).history.errors == {1: "fail of 1", 2: "info of 2", 4: "fail of 4"}
+    cuts = {cut.key: cut.history for cut in cut_by_key(run)}
+    assert {key: history.errors for key, history in cuts.items()} == {
+        "a": {1: "info of 2", 2: "fail of 4"}, "b": {0: "fail of 1"}, "c": {},
+    }  # fmt: skip
+    assert [(list(history.value), list(history.status)) for history in cuts.values()] == [
+        ([0, 2, 4], ["ok", "info", "fail"]), ([1, 3], ["fail", "ok"]), ([5], ["ok"]),
+    ]  # fmt: skip
+    without_values = next(read_runs(f"history.{ending}", _content(tmp_path, ending, events)))
+    assert (without_values.values, without_values.errors, len(without_values)) == (None, None, 6)
