@@ -341,6 +341,8 @@ def test_histories_without_times_count_in_no_figure_of_time(spark: Any, tmp_path
     assert away["unavailable_ns"] == away["longest_unavailable_ns"] == (1, 1, 9 * 10**8)
     assert away["unavailabilities"] == (1, 1, 1)
     assert {row["operations"] for row in found.table("latency").rows} == {1}
+    (note,) = found.table("problems").rows
+    assert note["problem"] == "without times: no latency, no availability", "and none has results to miss"
 
 
 def test_of_copies_the_one_in_a_store_counts_not_a_compacted_one_or_one_behind_a_link() -> None:
