@@ -320,7 +320,8 @@ def test_the_age_of_a_run_is_that_of_its_folder_if_it_says_none(spark: Any) -> N
 
 def test_histories_without_times_count_in_no_figure_of_time(spark: Any, tmp_path: Path) -> None:
     """Of two histories of another tool one has times: two writes in a second, of which one failed."""
-    from spark_analysis.analysis import Options, analyse
+    from spark_analysis.analysis import Options, analyse, selected_runs
+    from spark_analysis.comparison import per_run_figures
 
     def write(name: str, *times_ns: int | None) -> None:
         kinds = ("invoke", "ok", "invoke", "fail")
@@ -333,7 +334,8 @@ def test_histories_without_times_count_in_no_figure_of_time(spark: Any, tmp_path
 
     write("timed.edn", 0, 10**8, 10**8, 10**9)
     write("untimed.edn", None, None, None, None)
-    found = analyse(spark, str(tmp_path), Options(unavailable_after_ms=500))
+    options = Options(unavailable_after_ms=500)
+    found = analyse(spark, str(tmp_path), options)
     (row,) = found.table("outcomes").rows
     assert (row["ok"], row["fail"], row["info"], row["ok_share"]) == (2, 2, 0, 0.5)
     assert (row["phase_ns"], row["ok_per_s"], row["fail_per_s"]) == (10**9, 1.0, 1.0)
@@ -343,6 +345,10 @@ def test_histories_without_times_count_in_no_figure_of_time(spark: Any, tmp_path
     assert {row["operations"] for row in found.table("latency").rows} == {1}
     (note,) = found.table("problems").rows
     assert note["problem"] == "without times: no latency, no availability", "and none has results to miss"
+    figures = per_run_figures(selected_runs(spark, str(tmp_path), options)).collect()
+    assert {(row.ok_share, row.p50_ns, row.unavailable_ns) for row in figures} == {
+        (0.5, 10**8, 9 * 10**8), (0.5, None, None),
+    }  # fmt: skip
 
 
 def test_of_copies_the_one_in_a_store_counts_not_a_compacted_one_or_one_behind_a_link() -> None:
