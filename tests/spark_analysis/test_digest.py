@@ -75,6 +75,7 @@ def events_of(taken: list[Step], struck: list[tuple[int, int | None, bool | None
 
 
 @given(steps, faults)
+@example([(0, 0, "ok"), (0, 0, "ok")], [])  # all at once
 @example([(0, 0, "ok"), (10, 0, "ok"), (10, 0, "ok"), (1, 0, "ok")], [(0, 10, None), (10, 5, None)])
 @example(
     [(0, 0, "ok"), (5, 0, "ok"), (0, 1, "ok"), (30, 1, "fail")], [(5, 10, True), (20, None, None), (100, 5, False)]

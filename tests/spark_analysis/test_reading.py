@@ -197,6 +197,28 @@ def test_a_history_is_whole_if_its_events_are_numbered_without_a_gap(numbers: An
         assert str(caught.value) == words
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (((4, "invoke"), (5, "ok")), "process 5 completes an operation that it has not invoked (event 1)"),
+        (((4, "ok"), (4, "invoke")), "process 4 completes an operation that it has not invoked (event 0)"),
+        (((4, "invoke"), (4, "ok"), (4, "ok")), "process 4 completes an operation that it has not invoked (event 2)"),
+        (
+            ((4, "invoke"), (3, "invoke"), (4, "invoke")),
+            "process 4 invokes an operation while another is open (event 2)",
+        ),
+    ],
+)
+def test_events_that_do_not_pair_make_a_history_unusable(steps: Any, words: str) -> None:
+    from spark_analysis.operations import UnreadableRunError
+    from spark_analysis.reading import read_runs
+
+    events = [{"process": process, "type": kind, "f": "read", "time": at} for at, (process, kind) in enumerate(steps)]
+    with pytest.raises(UnreadableRunError) as caught:
+        list(read_runs("history.jsonl", "".join(json.dumps(event) + "\n" for event in events).encode()))
+    assert str(caught.value) == words
+
+
 def _rewritten(tmp_path: Path, change: Any) -> bytes:
     """A Parquet history of two operations after a change to its table."""
     import pyarrow.parquet as pq
