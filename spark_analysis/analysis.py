@@ -26,7 +26,7 @@ from spark_analysis.session import one_line
 from spark_analysis.tables import Table, write_tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 DEFAULT_UNAVAILABLE_AFTER_MS = 1_000
 """A system counts as unavailable if clients try and none succeeds for this long: longer than a brief delay, and
@@ -173,8 +173,7 @@ def _selected(runs: DataFrame, options: Options) -> DataFrame:
     from pyspark.sql import functions as F
 
     if options.since is not None:
-        named = F.regexp_extract("run_dir", r"/(\d{8}T\d{6})Z(-\d+)?$", 1)
-        began = F.coalesce(F.try_to_timestamp("started_at"), F.try_to_timestamp(named, F.lit("yyyyMMdd'T'HHmmss")))
+        began = _began()
         runs = runs.filter((began >= F.to_timestamp(F.lit(since_text(options.since)))) | began.isNull())
     if options.where is not None:
         try:
@@ -184,6 +183,14 @@ def _selected(runs: DataFrame, options: Options) -> DataFrame:
             reason = re.sub(r"^\[[\w.]+\]\s*", "", one_line(error))
             raise AnalysisError(f"--where {options.where!r}: {reason} (columns: {columns})") from None
     return runs
+
+
+def _began() -> Column:
+    """When a run began: as it says or, for one that was killed and does not, by its folder's name; else null."""
+    from pyspark.sql import functions as F
+
+    named = F.regexp_extract("run_dir", r"/(\d{8}T\d{6})Z(-\d+)?$", 1)
+    return F.coalesce(F.try_to_timestamp("started_at"), F.try_to_timestamp(named, F.lit("yyyyMMdd'T'HHmmss")))
 
 
 def _tables(
@@ -271,12 +278,10 @@ def _checked(
 
 def _notable_runs(runs: DataFrame) -> Table:
     """Runs that were not valid, for people to look at: invalid ones first, and the newest first among equals."""
-    from pyspark.sql import functions as F
-
     table = Table(name=NOTABLE, columns=_RUN_COLUMNS)
     rows = (
         runs.filter("verdict <> 'valid'")
-        .orderBy("verdict", F.desc("started_at"), "run_dir")
+        .orderBy("verdict", _began().desc(), "run_dir")
         .select(*_RUN_COLUMNS)
         .limit(MAX_LISTED_RUNS)
         .collect()

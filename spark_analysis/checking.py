@@ -404,6 +404,9 @@ def _together(name: str, members: list[Any]) -> dict[str, Any]:
         chosen = min(invalid, key=_gravest if name.startswith(LOG_CONTENTS) else lambda row: int(row["operations"]))
     else:
         chosen = unknown[0] if unknown else members[0]
+    reason = chosen["reason"]
+    if len(members) > 1 and not invalid and not unknown:
+        reason = f"{reason} (key {chosen['key']}, the first of {len(members)}, which are all valid)"
     counts: dict[str, int] = {}
     for row in members:
         for kind, count in json.loads(row["counts"] or "{}").items():
@@ -414,7 +417,7 @@ def _together(name: str, members: list[Any]) -> dict[str, Any]:
         "invalid_keys": len(invalid),
         "unknown_keys": len(unknown),
         "operations": sum(row["operations"] for row in members),
-        "reason": chosen["reason"],
+        "reason": reason,
         "witness": chosen["witness"],
         "counts": json.dumps(counts) if counts else None,
         "search_s": sum(row["search_s"] for row in members),

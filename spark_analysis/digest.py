@@ -97,7 +97,7 @@ def digest(run: RunData, *, unavailable_after_ns: int) -> dict[str, Any]:
         "operations": len(run),
         "events": len(run) + int((run.completed >= 0).sum()),
         "end_ns": run.end_ns,
-        "during_ns": int((edges[1] - edges[0]).sum()),
+        "during_ns": int((np.minimum(edges[1], run.end_ns) - np.minimum(edges[0], run.end_ns)).sum()),
         "timed": run.timed,
         "counts": _counts(run, phase),
         "spans": [span._asdict() for span in spans],
@@ -107,15 +107,21 @@ def digest(run: RunData, *, unavailable_after_ns: int) -> dict[str, Any]:
 
 
 def _fault_edges(run: RunData) -> tuple[Ints, Ints]:
-    """Starts and ends of the intervals within the run in which at least one fault was in force."""
+    """Starts and ends of the intervals in which at least one fault was in force, which may be after the run's end."""
     merged: list[list[int]] = []
-    for start, end in sorted((f.start_ns, run.end_ns if f.end_ns is None else f.end_ns) for f in run.faults):
-        start, end = min(start, run.end_ns), min(max(start, end), run.end_ns)
+    for start, end in sorted((f.start_ns, _end_ns(f)) for f in run.faults):
+        end = max(start, end)
         if merged and start <= merged[-1][1]:
             merged[-1][1] = max(merged[-1][1], end)
         else:
             merged.append([start, end])
     return np.array([m[0] for m in merged], np.int64), np.array([m[1] for m in merged], np.int64)
+
+
+def _end_ns(fault: Fault) -> int:
+    """The end of a fault, beyond that of any run if it was never healed: the last event of a killed run may be an
+    invocation, which such a fault affects as well."""
+    return np.iinfo(np.int64).max if fault.end_ns is None else fault.end_ns
 
 
 def phases_of(invoked_ns: Ints, edges: tuple[Ints, Ints]) -> Any:
@@ -180,7 +186,7 @@ def _fault_rows(run: RunData, spans: list[Span]) -> list[dict[str, Any]]:
     times, status = run.invoked_ns[order], run.status[order]
     rows = []
     for fault in run.faults:
-        until_ns = max(fault.start_ns, run.end_ns if fault.end_ns is None else fault.end_ns)
+        until_ns = max(fault.start_ns, _end_ns(fault))
         first, last = (int(np.searchsorted(times, at_ns)) for at_ns in (fault.start_ns, until_ns))
         ok, fail, info = np.bincount(status[first:last], minlength=len(STATUS_NAMES)).tolist()
         in_force_ns = max(0, min(until_ns, run.end_ns) - fault.start_ns)

@@ -225,9 +225,14 @@ def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[
                 sizes[f"file:{path}"] = status.st_size
                 if os.path.islink(path):
                     linked[path] = os.path.realpath(path)
-    for path, target in linked.items():
-        if f"file:{target}" in sizes and os.path.basename(path) not in (PARQUET, JSONL, RESULTS, TEST):
-            del sizes[f"file:{path}"]
+    if linked:
+        paths = [path.removeprefix("file:") for path in sizes]
+        known = {os.path.realpath(path) for path in paths if path not in linked}
+        for path, target in linked.items():
+            if os.path.basename(path) not in (PARQUET, JSONL, RESULTS, TEST):
+                if target in known:
+                    del sizes[f"file:{path}"]
+                known.add(target)
     return sizes
 
 

@@ -178,7 +178,8 @@ def _plain_column(table: pa.Table, name: str) -> Any:
 def _numbers(table: pa.Table, name: str) -> Any:
     column = _plain_column(table, name)
     if column.null_count:
-        raise UnreadableRunError(f"{column.null_count} events have no {name!r}")
+        have = "1 event has" if column.null_count == 1 else f"{column.null_count} events have"
+        raise UnreadableRunError(f"{have} no {name!r}")
     return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 

@@ -304,14 +304,16 @@ def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[
 
 
 def _recovery_text(heal: Mapping[str, Any] | None) -> str:
-    """How soon after a heal the system recovered (median), and after how many heals it never did."""
+    """How soon after a heal the system recovered (median and worst), and after how many heals it never did."""
     if heal is None:
         return ""
     faults = heal["n"] + heal["missing"]
     never = f"never recovered after {count(heal['missing'])} of {plural(faults, 'heal')}" if heal["missing"] else ""
     if not heal["n"]:
         return never
-    back = f"recovered {duration(heal['p50'])} after heal" if heal["p50"] else "recovered at once"
+    back = f"recovered {duration(heal['p50']) if heal['p50'] else 'at once'} after heal"
+    if heal["max"] > heal["p50"]:
+        back += f", at most {duration(heal['max'])}"
     return f"{back}, {never}" if never else back
 
 

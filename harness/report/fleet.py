@@ -302,14 +302,19 @@ def _fault_kinds(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list
             "faults": count(row["faults"]),
             "ok": share_text(row["ok_share"]),
             "per_s": "–" if row["ok_per_s"] is None else _figure(row["ok_per_s"]),
-            "back": [
-                "–" if row[f"{name}_max"] is None
-                else f"{_length(row[f'{name}_p50'])} · {_length(row[f'{name}_p90'])} · {_length(row[f'{name}_max'])}"
-                for name in _RECOVERIES
-            ],
+            "back": [_recovery_words(row, name) for name in _RECOVERIES],
         }
         for row in rows[:MAX_ROWS]
-    ]  # fmt: skip
+    ]
+
+
+def _recovery_words(row: Row, name: str) -> str:
+    """The recoveries from one kind of fault: median, p90 and worst, and how many never came."""
+    never = f"never in {plural(row[f'{name}_missing'], 'fault')}" if row[f"{name}_missing"] else ""
+    if row[f"{name}_max"] is None:
+        return never or "–"
+    words = " · ".join(_length(row[f"{name}_{part}"]) for part in ("p50", "p90", "max"))
+    return f"{words}; {never}" if never else words
 
 
 def _ratio_text(sums: Sequence[int]) -> str:

@@ -284,7 +284,7 @@ class CapabilityClient:
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
         """The outcome of an operation whose call raised."""
         node: Any = error.node if isinstance(error, NamesNode) else None
-        if self._names and not (isinstance(node, str) and node in self._names):
+        if not (isinstance(node, str) and node in self._names):
             node = None  # a driver's exceptions may use `node` for something else
         if isinstance(error, TellsOutcome):
             text = _named(error)

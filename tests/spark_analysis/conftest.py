@@ -80,7 +80,8 @@ def store(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Pa
         synthetic.make_run(root, number, settings={"read_mode": mode}, wrong=0.02 if mode == "unsafe" else 0.0)
     for number in range(40, 44):
         synthetic.make_run(root, number, workload="log", faults=number % 2, wrong=0.03 if number > 41 else 0.0)
-    died = synthetic.make_run(root, 44, settings={"read_mode": "log"}, finished=False)
+    # Beside invalid runs, so that a rate that counts it among the decided or the judged ones is wrong.
+    died = synthetic.make_run(root, 44, settings={"read_mode": "unsafe"}, finished=False)
     with open(died.history_path, "a", encoding="utf-8") as file:
         file.write('{"index":9999,"time":1')
     return root

@@ -72,10 +72,15 @@ class RecountedRun:
                 op = open_now.pop(event["process"])
                 op.update(end=event["time"], outcome=event["type"], node=event.get("node"))
         for op in found:
-            op["in_fault"] = any(f["start"] <= op["start"] < self._end_of(f) for f in self.faults)
+            op["in_fault"] = any(self.affects(f, op) for f in self.faults)
             began = any(f["start"] <= op["start"] for f in self.faults)
             op["phase"] = "during" if op["in_fault"] else "after" if began else "before"
         return found
+
+    @staticmethod
+    def affects(fault: dict[str, Any], op: dict[str, Any]) -> bool:
+        """Whether an operation was invoked while a fault was in force."""
+        return fault["start"] <= op["start"] and (fault["end"] is None or op["start"] < fault["end"])
 
     def _end_of(self, fault: dict[str, Any]) -> int:
         return min(self.end_ns if fault["end"] is None else fault["end"], self.end_ns)
@@ -127,20 +132,21 @@ class RecountedRun:
         return after_start, after_heal
 
     def anomalies(self) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = defaultdict(int)
-        for name, check in (self.results or {"checks": {}})["checks"].items():
-            counts = check.get("stats", {}).get("counts")
-            if counts is not None:
-                for kind, number in counts.items():
-                    if number:
-                        found[name, kind] += number
-            elif check["valid"] is False:
-                found[name, name] += check.get("stats", {}).get("invalid_keys") or 1
-        return dict(found)
+        found: dict[tuple[str, str], int] = {}
+        for name, check in self._checks().items():
+            stats = check.get("stats", {})
+            if check["valid"] is not False:
+                continue
+            kinds = stats.get("counts", {name: stats.get("invalid_keys") or 1})
+            found |= {(name, k): number for k, number in kinds.items() if number and k not in stats.get("noted", ())}
+        return found
+
+    def _checks(self) -> dict[str, Any]:
+        return (self.results or {"checks": {}})["checks"]  # type: ignore[no-any-return]
 
     def first_anomaly(self) -> tuple[int, int] | None:
         found = []
-        for check in (self.results or {"checks": {}})["checks"].values():
+        for check in self._checks().values():
             witness = check.get("witness")
             if check["valid"] is False and witness:
                 ended = [op.get("returned_ns") or op["invoked_ns"] for op in witness["operations"]]
@@ -148,11 +154,13 @@ class RecountedRun:
         return min(found) if found else None
 
     def count_of(self, kind: str) -> int | None:
-        numbers = [
-            check["stats"]["counts"][kind]
-            for check in (self.results or {"checks": {}})["checks"].values()
-            if "counts" in check.get("stats", {})
-        ]
+        """How many, if that is known and the workload forbids it."""
+        numbers = []
+        for check in self._checks().values():
+            stats = check.get("stats", {})
+            number = stats.get("counts", {}).get(kind)
+            if number is not None and kind not in stats.get("noted", ()) and (check["valid"] is False or number == 0):
+                numbers.append(number)
         return sum(numbers) if numbers else None
 
 

@@ -303,8 +303,71 @@ def test_a_run_that_several_links_lead_to_counts_once(tmp_path: Path) -> None:
     (store / "nowhere").symlink_to("absent")
     (store / "a.edn").write_text("{}\n")
     (store / "b.edn").symlink_to("a.edn")
+    (tmp_path / "elsewhere" / "c.edn").write_text("{}\n")
+    (store / "c.edn").symlink_to(tmp_path / "elsewhere" / "c.edn")  # which the link `away` leads to as well
+    (tmp_path / "d.edn").write_text("{}\n")
+    for name in ("d.edn", "e.edn"):
+        (store / name).symlink_to(tmp_path / "d.edn")
+    (store / "kept").mkdir()
+    (store / "kept" / "history.jsonl").symlink_to(store / "test" / "1" / "history.jsonl")
     runs, problems = listed(store)
-    assert sorted(runs) == ["a.edn", "away/2", "test/1"] and problems == []
+    assert "d.edn" in runs or "e.edn" in runs
+    assert sorted({*runs} - {"d.edn", "e.edn"}) == ["a.edn", "away/2", "away/c.edn", "kept", "test/1"]
+    assert len(runs) == 6 and problems == []
+
+
+def test_a_listing_tells_runs_compacted_files_and_other_histories_apart(tmp_path: Path) -> None:
+    from spark_analysis.ingest import list_runs
+
+    def write(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("{}\n")
+
+    write("t/1/test.json", "t/1/history.jsonl", "t/1/history.parquet", "t/1/results.json", "t/1/n1/disk.edn")
+    write("t/1/shrunk/test.json", "t/1/shrunk/schedule.json", "t/1/again/test.json", "t/1/again/history.jsonl")
+    write("t/2/test.json", "t/3/history.jsonl")
+    write("few/compacted-events/part-0.parquet", "few/compacted-outcomes/part-0.parquet", "few/part-0.parquet")
+    write("jepsen/history.edn", "jepsen/test.fressian")
+    (tmp_path / "t" / "4").mkdir()
+    os.mkfifo(tmp_path / "t" / "4" / "history.jsonl")  # reading it would wait forever
+    spark = mock.Mock()
+    spark.sparkContext.master = "local[2]"
+    listing = list_runs(spark, str(tmp_path))
+
+    def short(path: str | None) -> str | None:
+        return path and path.removeprefix(f"file:{tmp_path}/")
+
+    runs = sorted(listing.runs, key=lambda run: run.run_dir)
+    assert [(short(run.run_dir), short(run.history), short(run.test), short(run.results)) for run in runs] == [
+        ("jepsen/history.edn", "jepsen/history.edn", None, None),
+        ("t/1", "t/1/history.parquet", "t/1/test.json", "t/1/results.json"),
+        ("t/1/again", "t/1/again/history.jsonl", "t/1/again/test.json", None),
+        ("t/3", "t/3/history.jsonl", None, None),
+    ]
+    assert [(short(path), size) for path, size in listing.compacted] == [("few/compacted-events/part-0.parquet", 3)]
+    assert [short(path) for path in listing.compacted_outcomes] == ["few/compacted-outcomes/part-0.parquet"]
+    reason = "no history: the run ended before its load began"
+    assert [(short(run), why) for run, why in listing.problems] == [("t/2", reason)]
+    assert listing.remarks == listing.at_work == []
+    for place in (f"file:{tmp_path}", f"file://{tmp_path}", f"{tmp_path}/", f"file://localhost{tmp_path}"):
+        assert list_runs(spark, place).runs == listing.runs, place
+    (only,) = list_runs(spark, str(tmp_path / "few")).compacted
+    assert only == listing.compacted[0]
+
+
+def test_a_run_without_its_test_json_is_in_the_group_that_its_history_names(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
+    runs = [synthetic.make_run(tmp_path, n, operations=60, settings={"read_mode": "lease"}).path for n in range(3)]
+    (runs[0] / "test.json").unlink()
+    (runs[1] / "test.json").write_text('{"system": "bro')
+    analysis = counted(spark, tmp_path)
+    (row,) = analysis.table("rates").rows
+    assert (row["runs"], row["system"], row["workload"], row["cluster"]) == (3, "broker", "register", "local")
+    assert json.loads(row["configuration"]) == {"nodes": "3", "read_mode": "lease"}
+    (note,) = analysis.table("problems").rows
+    assert note["run"].endswith(runs[1].name) and note["problem"].startswith("test.json is damaged: ")
 
 
 def test_a_folder_named_latest_that_is_not_a_link_is_a_run(tmp_path: Path) -> None:

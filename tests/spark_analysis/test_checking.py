@@ -272,3 +272,47 @@ def test_an_unknown_model_is_refused_in_one_line(spark: Any) -> None:
         with pytest.raises(AnalysisError, match="--model") as caught:
             CheckPlan(model=model)
         assert "\n" not in str(caught.value)
+
+
+def of_a_key(place: int, verdict: str, *, check: str = "register", operations: int = 5, **more: Any) -> dict[str, Any]:
+    return {
+        "run_dir": "r", "place": place, "key": f"k{place}", "check": check, "operations": operations,
+        "verdict": verdict, "reason": f"{verdict} for k{place}", "counts": None, "witness": None, "search_s": 0.5,
+        **more,
+    }  # fmt: skip
+
+
+def test_the_verdicts_of_the_keys_become_that_of_the_run() -> None:
+    from spark_analysis.checking import run_verdicts
+
+    def together(*rows: dict[str, Any]) -> dict[str, Any]:
+        (found,) = run_verdicts(list(rows)).values()
+        return found
+
+    valid = together(of_a_key(1, "valid"), of_a_key(0, "valid", operations=7))
+    assert (valid["verdict"], valid["keys"], valid["operations"], valid["search_s"]) == ("valid", 2, 12, 1.0)
+    assert valid["reason"] == "valid for k0 (key k0, the first of 2, which are all valid)"
+    assert together(of_a_key(0, "valid"))["reason"] == "valid for k0"
+    unknown = together(of_a_key(2, "unknown"), of_a_key(0, "valid"), of_a_key(1, "unknown"))
+    assert (unknown["verdict"], unknown["reason"]) == ("unknown", "unknown for k1")
+    assert (unknown["invalid_keys"], unknown["unknown_keys"]) == (0, 2)
+    invalid = together(
+        of_a_key(0, "unknown"), of_a_key(1, "invalid", operations=9), of_a_key(2, "invalid", witness="w2"),
+        of_a_key(3, "invalid"),
+    )  # fmt: skip
+    assert (invalid["verdict"], invalid["reason"], invalid["witness"]) == ("invalid", "invalid for k2", "w2")
+    assert (invalid["invalid_keys"], invalid["unknown_keys"], invalid["counts"]) == (3, 1, None)
+
+
+@pytest.mark.parametrize("name", ["log contents", "log contents (polls=eventual)"])
+def test_the_key_with_the_gravest_anomaly_is_shown_and_all_are_counted(name: str) -> None:
+    from spark_analysis.checking import run_verdicts
+
+    counts = [{"lost": 0, "gap": 2}, {"lost": 1, "gap": 0}, {"lost": 3, "gap": 0}]
+    rows = [
+        of_a_key(at, "invalid", check=name, operations=9 - at, counts=json.dumps(each))
+        for at, each in enumerate(counts)
+    ]
+    found = run_verdicts(rows)["r", name]
+    assert found["reason"] == "invalid for k1"
+    assert json.loads(found["counts"]) == {"lost": 4, "gap": 2}

@@ -134,6 +134,38 @@ def test_the_figures_of_every_run_agree_with_a_recount(selected: Any, store: Pat
         assert row.lost == run.count_of("lost")
 
 
+def test_a_recovery_that_never_came_is_the_longest_and_an_unhealed_fault_has_none_from_its_heal(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
+    from spark_analysis.analysis import Options, selected_runs
+    from spark_analysis.comparison import NEVER_NS, per_run_figures
+
+    def write(number: int, *ends: tuple[int, int, str], healed_ms: int | None) -> None:
+        """A run with reads (from, to in ms, how they end) and one fault, from 1 s on."""
+        found = [
+            (ms, {"process": 0, "type": kind, "f": "read", "key": 1, "value": None})
+            for start_ms, end_ms, outcome in ends
+            for ms, kind in ((start_ms, "invoke"), (end_ms, outcome))
+        ]
+        calls = [(1_000, "inject"), *([] if healed_ms is None else [(healed_ms, "heal")])]
+        value = {"id": "f0", "nemesis": "kill", "variant": "one"}
+        found += [(ms, {"process": "nemesis", "type": kind, "f": f, "value": value})
+                  for ms, f in calls for kind in ("invoke", "info")]  # fmt: skip
+        found.sort(key=lambda each: each[0])
+        events = [{"index": at, "time": ms * 1_000_000, **event} for at, (ms, event) in enumerate(found)]
+        synthetic.write_run(tmp_path, number, events, workload="register")
+
+    write(1, (0, 1, "ok"), (1_100, 5_000, "fail"), (5_100, 9_000, "fail"), healed_ms=4_000)
+    write(2, (0, 1, "ok"), (1_100, 3_000, "fail"), (3_100, 3_200, "ok"), healed_ms=None)
+    write(3, (0, 1, "ok"), (1_100, 3_000, "fail"), (3_100, 3_200, "ok"), healed_ms=3_000)
+    runs = per_run_figures(selected_runs(spark, str(tmp_path), Options())).orderBy("run_id").collect()
+    found = [(r.longest_recovery_after_start_ns, r.longest_recovery_after_heal_ns, r.unavailable_ns) for r in runs]
+    assert found == [
+        (NEVER_NS, NEVER_NS, 7_900_000_000), (2_200_000_000, None, 2_100_000_000),
+        (2_200_000_000, 200_000_000, 2_100_000_000),
+    ]  # fmt: skip
+
+
 def test_the_command_fails_a_build_that_got_worse(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -122,6 +122,27 @@ def test_mann_whitney_uses_the_normal_approximation_for_large_samples() -> None:
     assert mann_whitney([], [1]).p == 1
 
 
+def test_mann_whitney_corrects_the_normal_approximation_for_many_ties() -> None:
+    """Three values, 400 times each: an eighth of the variance."""
+    first, second = [0] * 210 + [1] * 200 + [2] * 190, [0] * 190 + [1] * 200 + [2] * 210
+    test = mann_whitney(first, second)
+    u = sum(
+        Fraction((b > a) + (b >= a), 2) * n * m for a, n in Counter(first).items() for b, m in Counter(second).items()
+    )
+    ranks = (Fraction(401, 2), Fraction(1201, 2), Fraction(2001, 2))
+    middle = Fraction(1201, 2)
+    variance = 600 * 600 * sum(400 * (rank - middle) ** 2 for rank in ranks) / (1200 * 1199)
+    assert not test.exact and test.u == u
+    assert test.p == pytest.approx(
+        math.erfc(float(abs(u - 180_000) - Fraction(1, 2)) / math.sqrt(2 * variance)), rel=1e-9
+    )
+
+
+def test_mann_whitney_is_exact_up_to_fifty_runs_against_fifty() -> None:
+    assert mann_whitney(range(50), range(50, 100)).exact
+    assert not mann_whitney(range(50), range(50, 101)).exact
+
+
 @given(st.lists(st.floats(0, 1), max_size=8))
 def test_holm_is_monotone_and_no_smaller(p_values: list[float]) -> None:
     adjusted = holm(p_values)
@@ -140,6 +161,17 @@ def test_nearest_rank_is_the_smallest_value_that_covers_the_share(values: list[i
     smaller = [v for v in values if v < value]
     assert len(smaller) * 1000 < permille * len(values)
     assert 1 <= rank_of(permille, len(values)) <= len(values)
+
+
+@pytest.mark.parametrize("permille", [1, 500, 900, 990, 999, 1000])
+def test_ranks_are_exact_for_samples_of_any_size(permille: int) -> None:
+    for size in (*range(1, 1_200), 10**6, 10**6 + 1, 10**12 + 7):
+        assert rank_of(permille, size) == max(1, math.ceil(Fraction(permille * size, 1000)))
+
+
+def test_without_runs_a_difference_may_be_anything() -> None:
+    for interval in (difference_interval(0, 0, 1, 4), difference_interval(1, 4, 0, 0)):
+        assert (interval.low, interval.high) == (-1, 1)
 
 
 def test_the_difference_interval_and_the_odds_ratio_have_known_values() -> None:

@@ -116,7 +116,7 @@ def test_every_kind_of_fault_agrees_with_a_recount(analysis: Any, runs: Any, rec
             row["unmet"] = sum(fault["unmet"] for _, fault, _ in found)
             for outcome in ("ok", "fail", "info"):
                 row[outcome] = sum(
-                    op["outcome"] == outcome and fault["start"] <= op["start"] < run._end_of(fault)
+                    op["outcome"] == outcome and run.affects(fault, op)
                     for run, fault, _ in found
                     for op in run.operations
                 )
@@ -277,6 +277,99 @@ def test_older_tables_and_pages_stay_until_all_new_ones_are_written(spark: Any, 
         write_text(spark, str(page), "no text: \udc80")
     assert page.read_text() == "another"
     assert sorted(path.name for path in tmp_path.glob("*report*")) == [".report.html.crc", "report.html"]
+
+
+def test_runs_that_are_not_valid_are_listed_with_the_invalid_and_the_newest_first(analysis: Any, runs: Any) -> None:
+    def listed(verdict: str) -> list[int]:
+        return sorted((run.test["seed"] for run in runs if run.verdict == verdict), reverse=True)
+
+    rows = analysis.table("notable_runs").rows
+    assert [row["seed"] for row in rows] == listed("invalid") + listed("unknown")
+    assert [row["verdict"] for row in rows] == ["invalid"] * len(listed("invalid")) + ["unknown"] * len(
+        listed("unknown")
+    )
+    assert any(run.results is None for run in runs), "a killed run, which does not say when it began, is among them"
+
+
+def test_an_analysis_says_what_it_is_about(analysis: Any, runs: Any) -> None:
+    started = [run.results["started_at"] for run in runs if run.results is not None]
+    assert (analysis.first_started_at, analysis.last_started_at) == (min(started), max(started))
+    assert (analysis.runs, analysis.operations) == (len(runs), sum(len(run.operations) for run in runs))
+
+
+def test_the_age_of_a_run_is_that_of_its_folder_if_it_says_none(spark: Any) -> None:
+    """A killed run has no results, which say it. A history that has neither is never left out."""
+    from spark_analysis.analysis import Options, _selected
+
+    runs = spark.createDataFrame(
+        [
+            ("said late", "file:/s/t/20260101T000000Z", "2026-03-01T12:30:00+00:00"),
+            ("said early", "file:/s/t/20270101T000000Z", "2026-03-01T12:29:59+00:00"),
+            ("said in another zone", "file:/s/t/1", "2026-03-01T08:30:00-04:00"),
+            ("killed late", "file:/s/t/20260301T123000Z", None),
+            ("killed early", "file:/s/t/20260301T122959Z", None),
+            ("killed late, second of its second", "file:/s/t/20260301T123000Z-2", ""),
+            ("of another tool", "file:/s/history.edn", None),
+            ("nonsense", "file:/s/t/2", "last Tuesday"),
+        ],
+        "name string, run_dir string, started_at string",
+    )
+    left = {row.name for row in _selected(runs, Options(since="2026-03-01T12:30")).collect()}
+    assert {row.name for row in runs.collect()} - left == {"said early", "killed early"}
+
+
+def test_histories_without_times_count_in_no_figure_of_time(spark: Any, tmp_path: Path) -> None:
+    """Of two histories of another tool one has times: two writes in a second, of which one failed."""
+    from spark_analysis.analysis import Options, analyse, selected_runs
+    from spark_analysis.comparison import per_run_figures
+
+    def write(name: str, *times_ns: int | None) -> None:
+        kinds = ("invoke", "ok", "invoke", "fail")
+        (tmp_path / name).write_text(
+            "".join(
+                f"{{:process 0, :type :{kind}, :f :write, :value 1{'' if at is None else f', :time {at}'}}}\n"
+                for kind, at in zip(kinds, times_ns, strict=True)
+            )
+        )
+
+    write("timed.edn", 0, 10**8, 10**8, 10**9)
+    write("untimed.edn", None, None, None, None)
+    options = Options(unavailable_after_ms=500)
+    found = analyse(spark, str(tmp_path), options)
+    (row,) = found.table("outcomes").rows
+    assert (row["ok"], row["fail"], row["info"], row["ok_share"]) == (2, 2, 0, 0.5)
+    assert (row["phase_ns"], row["ok_per_s"], row["fail_per_s"]) == (10**9, 1.0, 1.0)
+    away = {row["measure"]: (row["n"], row["missing"], row["max"]) for row in found.table("availability").rows}
+    assert away["unavailable_ns"] == away["longest_unavailable_ns"] == (1, 1, 9 * 10**8)
+    assert away["unavailabilities"] == (1, 1, 1)
+    assert {row["operations"] for row in found.table("latency").rows} == {1}
+    (note,) = found.table("problems").rows
+    assert note["problem"] == "without times: no latency, no availability", "and none has results to miss"
+    figures = per_run_figures(selected_runs(spark, str(tmp_path), options)).collect()
+    assert {(row.ok_share, row.p50_ns, row.unavailable_ns) for row in figures} == {
+        (0.5, 10**8, 9 * 10**8), (0.5, None, None),
+    }  # fmt: skip
+
+
+def test_of_copies_the_one_in_a_store_counts_not_a_compacted_one_or_one_behind_a_link() -> None:
+    from types import SimpleNamespace
+
+    from spark_analysis.analysis import _copies
+
+    def row(run_id: str, run_dir: str, source: str = "store", fingerprint: str | None = None) -> Any:
+        return SimpleNamespace(
+            run_id=run_id, run_dir=run_dir, source=source, fingerprint=fingerprint, file=f"{run_dir}/history"
+        )
+
+    rows = [
+        row("r1", "compacted:r1", "compacted"), row("r1", "s/latest"), row("r1", "s/t/1"), row("r2", "s/latest/2"),
+        row("s/t/3", "s/t/3", fingerprint="f3"), row("s/a/3", "s/a/3", fingerprint="f3"),
+        row("s/t/4", "s/t/4", fingerprint="f4"), row("s/x.edn", "s/x.edn", "foreign"),
+        row("r5", "s/t/5", fingerprint="f3"),
+    ]  # fmt: skip
+    assert [(copy.run_dir, original.run_dir) for copy, original in _copies(rows)] == [
+        ("s/t/3", "s/a/3"), ("s/latest", "s/t/1"), ("compacted:r1", "s/t/1"),
+    ]  # fmt: skip
 
 
 def test_since_and_where_select_runs(selected: Any, runs: Any) -> None:

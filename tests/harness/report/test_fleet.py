@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness.commands.report import _recovery_text
 from harness.report.fleet import (
     MAX_ROWS,
     FleetData,
     _checks,
+    _fault_kinds,
     check_tallies,
     headline,
     labels_of,
@@ -175,6 +179,55 @@ def test_rows_that_the_page_has_no_room_for_are_counted() -> None:
     assert "3 more configurations in the table <code>rates</code>" in page
     assert "3 more configurations in the table <code>availability</code>" in page
     assert "115 more runs that are not valid" in page
+
+
+def test_recoveries_that_never_came_are_shown_with_every_kind_of_fault() -> None:
+    def kind(variant: str, start: tuple[int, int | None], heal: tuple[int, int | None]) -> dict[str, Any]:
+        """Of each: how many never came, and how long all others took."""
+        found: dict[str, Any] = {
+            **{name: rate("log", 1, 0)[name] for name in ("system", "configuration", "workload", "nemesis", "cluster")},
+            "fault_nemesis": "kill", "variant": variant, "faults": 9, "ok_share": 0.5, "ok_per_s": 7.0,
+        }  # fmt: skip
+        for name, (missing, took_ns) in (("start", start), ("heal", heal)):
+            found |= {f"recovery_after_{name}_ns_{part}": took_ns for part in ("p50", "p90", "max")}
+            found[f"recovery_after_{name}_ns_missing"] = missing
+        return found
+
+    rows = [
+        kind("all", (9, None), (0, None)), kind("one", (2, 5_000_000), (1, 0)), kind("two", (0, 0), (0, 7_000_000)),
+    ]  # fmt: skip
+    data = FleetData(
+        place="store", runs=1, operations=1, first_started_at=None, last_started_at=None, unavailable_after_ms=1000,
+        took_s=1.0, tables={"fault_kinds": rows},
+    )  # fmt: skip
+    assert [each["back"] for each in _fault_kinds(data, {})] == [
+        ["never in 9 faults", "–"],
+        ["5 ms · 5 ms · 5 ms; never in 2 faults", "0 · 0 · 0; never in 1 fault"],
+        ["0 · 0 · 0", "7 ms · 7 ms · 7 ms"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "missing", "p50", "worst", "words"),
+    [
+        (3, 0, 0, 0, "recovered at once after heal"),
+        (3, 0, 0, 593_000_000, "recovered at once after heal, at most 593 ms"),
+        (1, 0, 593_000_000, 593_000_000, "recovered 593 ms after heal"),
+        (
+            2,
+            1,
+            2_000_000_000,
+            3_000_000_000,
+            "recovered 2 s after heal, at most 3 s, never recovered after 1 of 3 heals",
+        ),
+        (0, 2, None, None, "never recovered after 2 of 2 heals"),
+        (0, 0, None, None, ""),
+    ],
+)
+def test_the_summary_says_how_soon_a_system_recovers(
+    n: int, missing: int, p50: int | None, worst: int | None, words: str
+) -> None:
+    assert _recovery_text({"n": n, "missing": missing, "p50": p50, "max": worst}) == words
 
 
 def test_checks_made_again_are_counted_by_verdict_and_those_without_room_are_counted_too() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.generator import Generator
+from harness.generator import Generator, Op
 from harness.in_process import InProcessRun, run_in_process
 from harness.systems.broker import BrokerSystem
 from harness.unawaited import telling_unawaited
+from harness.workloads import capability
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, Workload
-from harness.workloads.capability import ClientMistake, missing_capabilities
+from harness.workloads.capability import CapabilityClient, ClientMistake, _is_mistake, missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_delay import ClientDelayWorkload
@@ -848,6 +851,79 @@ def test_the_node_of_a_driver_exception_is_recorded_if_it_is_a_host(node: Any, t
     assert {event.get("node") for event in done.events if event["type"] == "fail"} == {told}
 
 
+@pytest.mark.parametrize("node", ["shard-7", 7, Named("n1")])
+def test_a_client_that_knows_no_hosts_names_none(node: Any) -> None:
+    """Neither with an answer nor with an exception: nothing tells a host's name from another use of `node`."""
+
+    class Unplaced(ToyClient):
+        def __init__(self, store: Store) -> None:
+            super().__init__(store)
+            self.node = node
+
+        async def write(self, key: Any, value: Any) -> None:
+            error = ConnectionResetError("cut off")
+            error.node = node  # type: ignore[attr-defined]
+            raise error
+
+    done = run(made("register"), Store(), client=Unplaced, operations=40)
+    assert done.unexpected_errors == {}
+    assert {(event["f"], event["type"]) for event in done.events} >= {("read", "ok"), ("write", "info")}
+    assert {event.get("node") for event in done.events} == {None}
+
+
+def test_a_call_that_is_closed_is_no_mistake_of_the_client() -> None:
+    """As the event loop closes coroutines that are suspended when it ends."""
+
+    class Waiting(ToyClient):
+        async def read(self, key: Any) -> Any:
+            await Suspended()
+
+    client = CapabilityClient(Waiting(Store()), ClientRegisterWorkload.calls)
+    call = client.invoke(Op("read", 1))
+    call.send(None)
+    call.close()  # would raise what the call raises instead of GeneratorExit
+    assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize(
+    ("error", "is_mistake"),
+    [
+        (TypeError(), True), (NameError(), True), (ValueError(), False), (ConnectionResetError(), False),
+        (SystemExit(3), True), (GeneratorExit(), False), (asyncio.CancelledError(), True),
+    ],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_exceptions_that_only_a_bug_raises_are_mistakes(error: BaseException, is_mistake: bool) -> None:
+    async def here() -> bool:
+        return _is_mistake(error)
+
+    assert asyncio.run(here()) is is_mistake
+
+
+def test_what_ends_a_call_from_outside_is_no_mistake_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def being_cancelled() -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        found = _is_mistake(asyncio.CancelledError())
+        task.uncancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(being_cancelled()) is False
+    for is_from_the_keyboard in (True, False):
+        monkeypatch.setattr(capability, "is_ctrl_c", lambda _, answer=is_from_the_keyboard: answer)
+        assert _is_mistake(KeyboardInterrupt()) is not is_from_the_keyboard
+
+
+class Suspended:
+    """Awaiting this suspends a coroutine."""
+
+    def __await__(self) -> Any:
+        yield
+
+
 def test_a_cas_that_returns_none_is_a_client_mistake() -> None:
     class Silent(Broken):
         answer = 3
@@ -1003,6 +1079,10 @@ def test_the_methods_that_a_client_lacks_are_named() -> None:
     # A method that another workload needs is no misspelling.
     said = missing_capabilities(VersionedRegisterWorkload, type("Plain", (), {"read": print, "write": print}))
     assert said is not None and said.endswith("read_version, write_version, which client Plain lacks"), said
+    # Neither what is no method nor what is private is one, or is a misspelling of one.
+    odd = type("Odd", (), {"read": "a text", "write": print, "_red": print, "close": print, "rea_d": 7})
+    said = missing_capabilities(ClientRegisterWorkload, odd)
+    assert said == "workload register needs the method read, which client Odd lacks"
     with pytest.raises(OperatorError, match="needs the methods write, cas, which client ReadsOnly lacks"):
         run_in_process("cas-register", ReadsOnly, operations=1)
 

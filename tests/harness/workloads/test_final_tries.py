@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from harness.generator import Context, Generator, Limit, Op, Wait
+from harness.generator import Context, Generator, Limit, Op, Unpaced, Wait
 from harness.workloads.base import CheckContext
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.client_delay import ClientDelayWorkload
@@ -18,18 +18,23 @@ from harness.workloads.client_log import ClientLogWorkload
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
-from harness.workloads.draining import DRAIN_LIMIT_S
+from harness.workloads.draining import DRAIN_LIMIT_S, PAUSE_NS, Drain
+from harness.workloads.final_reads import EQUAL_WITHIN_S, TRIES, ReadEachKey
 from harness.workloads.key_value import KeyValueWorkload
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
 from harness.workloads.queues import BEHIND_RETRY_NS, BEHIND_S, MAX_FINAL_ATTEMPTS, RETRY_NS
 from harness.workloads.register import RegisterWorkload
+from harness.workloads.sets import SetWorkload
+from harness.workloads.stack import StackWorkload
 from harness.workloads.versioned_register import VersionedRegisterWorkload
 from harness.workloads.write_skew import WriteSkewWorkload
 
 THREADS = 3
 TAKES_NS = 1_000_000
 """From a call to its refusal."""
+BEGAN_NS = 300_000_000_000
+"""When the final operations begin: after a load that took longer than they may."""
 
 Answer = Callable[[Op, int], dict[str, Any]]
 """(operation, nanoseconds since the beginning) -> its outcome"""
@@ -39,11 +44,11 @@ def refused(op: Op, time_ns: int) -> dict[str, Any]:
     return {"type": "fail", "value": op.value, "error": "nobody leads"}
 
 
-def drive(generator: Generator, answer: Answer) -> list[tuple[int, int, Op]]:
-    """(thread, nanoseconds, operation) of every operation that is sent; each thread has its own time."""
+def drive(generator: Generator, answer: Answer, *, threads: int = THREADS) -> list[tuple[int, int, Op]]:
+    """(thread, nanoseconds since the start, operation) of every operation sent; each thread has its own time."""
     asked = []
-    context = Context(random.Random(0), threads=THREADS)
-    times_ns = dict.fromkeys(range(THREADS), 0)
+    context = Context(random.Random(0), threads=threads)
+    times_ns = dict.fromkeys(range(threads), BEGAN_NS)
     while times_ns:
         thread = min(times_ns, key=lambda each: (times_ns[each], each))
         context.thread, context.time_ns = thread, times_ns[thread]
@@ -54,12 +59,12 @@ def drive(generator: Generator, answer: Answer) -> list[tuple[int, int, Op]]:
             assert step.until_ns > times_ns[thread]
             times_ns[thread] = step.until_ns
         else:
-            asked.append((thread, times_ns[thread], step))
+            asked.append((thread, times_ns[thread] - BEGAN_NS, step))
             told = {"process": thread, "f": step.f, "key": step.key, "value": step.value}
             generator = generator.update(context, {**told, "type": "invoke"})
             times_ns[thread] += TAKES_NS
             context.time_ns = times_ns[thread]
-            generator = generator.update(context, told | answer(step, times_ns[thread]))
+            generator = generator.update(context, told | answer(step, times_ns[thread] - BEGAN_NS))
     return asked
 
 
@@ -138,6 +143,124 @@ def test_draining_waits_for_the_longest_delay() -> None:
     assert 62.5e9 < asked[-1][1] <= 63e9
 
 
+def drained(at_least_s: float, lag: Callable[[int], int]) -> list[tuple[int, str]]:
+    """(nanoseconds, operation) of one thread's receives until the lag at that time is 0: three, and then none."""
+    left = [3]
+
+    def receive(op: Op, time_ns: int) -> dict[str, Any]:
+        if op.f == "lag":
+            return {"type": "ok", "value": lag(time_ns)}
+        left[0] -= 1
+        return {"type": "ok", "value": [7] if left[0] >= 0 else []}
+
+    asked = drive(Drain("receive", at_least_s), receive, threads=1)
+    return [(time_ns, op.f) for _, time_ns, op in asked]
+
+
+def test_a_group_is_drained_when_a_receive_in_vain_is_followed_by_a_lag_of_none() -> None:
+    assert [f for _, f in drained(0.0, lambda _: 0)] == ["receive"] * 4 + ["lag"]
+    late = drained(0.0, lambda time_ns: 0 if time_ns > 1e9 else 5)
+    assert [f for _, f in late] == ["receive"] * 3 + ["receive", "lag"] * ((len(late) - 3) // 2)
+    assert 1e9 <= late[-1][0] + TAKES_NS <= 1e9 + 2 * TAKES_NS
+    patient = drained(2.0, lambda _: 0)
+    assert 2e9 <= patient[-1][0] + TAKES_NS <= 2e9 + 2 * TAKES_NS
+
+
+@pytest.mark.parametrize(("last_s", "ends_s"), [(0.0, 3.0), (5.0, 8.0), (90.0, DRAIN_LIMIT_S)])
+def test_taking_ends_when_nothing_has_come_for_a_while_or_after_a_minute(last_s: float, ends_s: float) -> None:
+    """Values are there in the first 60 ms of every second up to `last_s`; each attempt takes one."""
+
+    def take(op: Op, time_ns: int) -> dict[str, Any]:
+        is_there = time_ns <= last_s * 1e9 + 6e7 and time_ns % 10**9 <= 6 * 10**7
+        return {"type": "ok", "value": 7 if is_there else None}
+
+    asked = drive(StackWorkload({"drain_s": "3"}).final_generator(), take)
+    for thread in range(THREADS):
+        times_ns = [time_ns for each, time_ns, _ in asked if each == thread]
+        assert abs(times_ns[-1] - ends_s * 1e9) <= 1.2e8
+        pauses_ns = [later - sooner - TAKES_NS for sooner, later in pairwise(times_ns)]
+        assert set(pauses_ns) == {0, PAUSE_NS}, "after an attempt in vain, and only then"
+        assert pauses_ns.count(0) >= min(last_s, ends_s)
+
+
+def test_refused_attempts_to_take_pause_and_are_no_values() -> None:
+    for kind in ("fail", "info"):
+        asked = drive(StackWorkload({"drain_s": "3"}).final_generator(), lambda op, _, k=kind: {"type": k, "value": 7})
+        assert 2.9e9 <= asked[-1][1] <= 3e9
+        assert len(asked) <= THREADS * 3e9 / PAUSE_NS
+
+
+def rounds(answer: Callable[[int, int], list[int] | None]) -> list[tuple[int, int]]:
+    """(thread, nanoseconds) of the final reads of a set, answered by `answer(thread, nanoseconds)`; None: refused."""
+    turn = [0]
+
+    def read(op: Op, time_ns: int) -> dict[str, Any]:
+        found = answer(turn[0], time_ns)
+        return refused(op, time_ns) if found is None else {"type": "ok", "value": found}
+
+    class Turns(Unpaced):
+        """Notes whose turn it is."""
+
+        def __init__(self, inner: Generator) -> None:
+            self.inner = inner
+
+        def next(self, context: Context) -> tuple[Any, Generator]:
+            step, inner = self.inner.next(context)
+            if isinstance(step, Op):
+                turn[0] = context.thread
+            return step, Turns(inner)
+
+        def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+            return Turns(self.inner.update(context, event))
+
+    return [(thread, time_ns) for thread, time_ns, _ in drive(Turns(SetWorkload().final_generator()), read)]
+
+
+def test_reads_in_turn_end_with_the_first_round_that_is_equal() -> None:
+    asked = rounds(lambda thread, _: [[1, 2], [2, 1], [1, 2, 2]][thread])
+    assert [thread for thread, _ in asked] == [0, 1, 2]
+    late = rounds(lambda thread, time_ns: [1, 2] if thread != 1 or time_ns > 5e9 else [1])
+    assert [thread for thread, _ in late] == [0, 1, 2] * (len(late) // 3)
+    assert 5e9 < late[-1][1] < 6e9
+
+
+@pytest.mark.parametrize(("odd", "seen"), [(1, [1]), (2, [1]), (2, [1, 2, 3]), (0, []), (2, None)])
+def test_reads_in_turn_that_differ_are_repeated_for_half_a_minute(odd: int, seen: list[int] | None) -> None:
+    """A host that answers nothing to one thread counts as different."""
+    asked = rounds(lambda thread, _: seen if thread == odd else [1, 2])
+    assert EQUAL_WITHIN_S <= asked[-1][1] / 1e9 <= EQUAL_WITHIN_S + 1
+    begins_ns = [time_ns for thread, time_ns in asked if thread == 0]
+    assert all(later - sooner >= 500_000_000 for sooner, later in pairwise(begins_ns))
+
+
+def test_reads_in_turn_that_nobody_answers_end_after_two_seconds() -> None:
+    asked = rounds(lambda thread, _: None)
+    assert [thread for thread, _ in asked[: 3 * TRIES]] == [thread for thread in range(3) for _ in range(TRIES)]
+    assert 2e9 <= asked[-1][1] <= 3.5e9
+
+
+def test_a_thread_may_fail_twice_in_its_turn() -> None:
+    fails = Counter({0: TRIES - 1, 2: TRIES - 1})
+
+    def now_and_then(thread: int, time_ns: int) -> list[int] | None:
+        fails[thread] -= 1
+        return None if fails[thread] >= 0 else [1]
+
+    assert [thread for thread, _ in rounds(now_and_then)] == [0, 0, 0, 1, 2, 2, 2]
+
+
+def test_reads_in_turn_wait_for_the_one_in_progress() -> None:
+    context = Context(random.Random(0), threads=THREADS, thread=0)
+    step, generator = SetWorkload().final_generator().next(context)
+    assert step == Op("read")
+    for thread in range(THREADS):
+        context.thread = thread
+        assert isinstance(generator.next(context)[0], Wait)
+    context.thread = 1
+    generator = generator.update(context, {"process": 0, "type": "invoke", "f": "read", "value": None})
+    assert isinstance(generator.next(context)[0], Wait), "an invocation is no answer"
+
+
 def transactions_at_the_end() -> tuple[int, Generator]:
     """The number of keys in use, and the final reads of them."""
     workload, context = ListAppendWorkload({"writes_per_key": "2"}), Context(random.Random(1))
@@ -197,6 +320,19 @@ def test_every_thread_reads_every_register_even_if_the_first_attempts_fail(workl
         answered = [op.key for each, time_ns, op in asked if each == thread and time_ns + TAKES_NS > 1e9]
         assert sorted(answered) == list(range(workload.keys))
     assert len(drive(workload.final_generator(), refused)) == THREADS * (20 + workload.keys)
+
+
+def test_every_key_is_read_once_wherever_a_thread_begins() -> None:
+    begins = set()
+    for seed in range(30):
+        context, read = Context(random.Random(seed)), []
+        step, generator = ReadEachKey(keys=3, first_key=lambda: 7).next(context)
+        while isinstance(step, Op):
+            read.append(step.key)
+            step, generator = generator.update(context, {"type": "ok", "f": "read"}).next(context)
+        assert step is None and sorted(read) == [7, 8, 9]
+        begins.add(read[0])
+    assert begins == {7, 8, 9}
 
 
 def done(f: str, key: int | None, value: Any, kind: str = "ok") -> list[dict[str, Any]]:

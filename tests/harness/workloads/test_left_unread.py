@@ -41,6 +41,7 @@ def history(*told: tuple[str, str, Any]) -> list[dict[str, Any]]:
         ([("take", "info", None)], "unknown"),
         ([("take", "ok", 1), ("take", "ok", None), ("put", "ok", 2)], "unknown"),
         ([("take", "ok", None)], False),
+        ([("take", "ok", None), ("put", "ok", 2)], False),  # the check has found a loss already
     ],
 )
 def test_what_is_left_inside_at_the_end_is_unknown(
@@ -55,6 +56,7 @@ def test_what_is_left_inside_at_the_end_is_unknown(
 
 LOST = CheckOutcome(False, "2 were lost", {"stats": {"counts": {"lost": 2, "unexpected": 0}}})
 INVENTED = CheckOutcome(False, "one was invented", {"stats": {"counts": {"lost": 2, "unexpected": 1}}})
+DOUBLED = CheckOutcome(False, "one came twice", {"stats": {"counts": {"lost": 0, "unexpected": 0, "duplicated": 1}}})
 FINE = CheckOutcome(True, "all came out", {"stats": {"counts": {"lost": 0, "unexpected": 0}}})
 UNDECIDED = CheckOutcome("unknown", "out of time", {"stats": {}})
 
@@ -95,6 +97,7 @@ def test_a_group_is_drained_only_if_the_last_answer_was_that_nothing_is_left(
         assert found == outcome if not said else (found.valid, found.reason) == ("unknown", said)
     for outcome in (INVENTED, UNDECIDED):
         assert unless_drained(outcome, history(*lags), certain=("unexpected",)) == outcome
+    assert unless_drained(DOUBLED, history(*lags), certain=("unexpected", "duplicated", "of later versions")) == DOUBLED
 
 
 EMPTY, UNSEEN = ("take", "ok", None), ("take", "info", None)
@@ -110,6 +113,7 @@ EMPTY, UNSEEN = ("take", "ok", None), ("take", "info", None)
         ([("take", "fail", None)], "nobody found the queue empty after the last put"),
         ([EMPTY, ("put", "ok", 3)], "nobody found the queue empty after the last put"),
         ([EMPTY, ("put", "info", 3)], None),
+        ([EMPTY, ("put", "info", 3), ("put", "info", 4)], None),  # only takes can have taken something
     ],
 )
 def test_a_value_is_lost_only_if_nothing_else_explains_that_it_never_came_out(
@@ -119,7 +123,7 @@ def test_a_value_is_lost_only_if_nothing_else_explains_that_it_never_came_out(
     names: dict[str, Any] = {"put": "put", "taken": "take", "lost": "lost", "certain": ("unexpected",)}
     found = unless_taken_unseen(LOST, events, **names)
     assert found.valid == (False if why is None else "unknown") and (why or "2 were lost") in found.reason
-    for outcome in (FINE, INVENTED, UNDECIDED):
+    for outcome in (FINE, INVENTED, DOUBLED, UNDECIDED):
         assert unless_taken_unseen(outcome, events, **names) == outcome
 
 
