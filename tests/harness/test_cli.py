@@ -343,10 +343,11 @@ def test_an_error_is_one_line_and_its_status_says_whose_it_is(
 @pytest.mark.parametrize("words", [["list"], ["clean", "--run", "never-was"]], ids=["long", "short"])
 def test_output_that_does_not_fit_on_the_disk_is_no_success_and_no_verdict(tmp_path: Path, words: list[str]) -> None:
     """Short output is not written before the command has ended."""
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "harness", *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+            env={**environment, "PYTHONPATH": str(ROOT)}, timeout=60,
         )  # fmt: skip
     assert done.returncode == 254
     assert done.stderr.startswith("harness: cannot write ") and done.stderr.count("\n") == 1
