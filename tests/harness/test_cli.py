@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import subprocess
@@ -17,7 +18,7 @@ from harness.cli import main
 from harness.clusters.ssh_connection import require_paramiko
 from harness.commands.report import require_spark
 from harness.descriptors import require_descriptors, wanted_descriptors
-from harness.errors import OperatorError, how_to_get
+from harness.errors import HarnessError, InterruptedStartError, OperatorError, SystemUnderTestError, how_to_get
 from harness.pasteable import python_command
 from harness.store import RunStatus, Store
 from harness.test import Test
@@ -312,6 +313,50 @@ def test_a_package_missing_on_pypy_points_to_cpython(monkeypatch: pytest.MonkeyP
         require_spark()
     with pytest.raises(OperatorError, match="package paramiko is missing: use CPython, for pypy there are no wheels"):
         require_paramiko()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (OperatorError("no\nroom"), 254, "harness: no\\nroom\n"),
+        (SystemUnderTestError("no leader"), 255, "harness: no leader\n"),
+        (InterruptedStartError("stopped"), 255, "harness: stopped\n"),
+        (HarnessError("something is left"), 255, "harness: something is left\n"),
+        (OSError(errno.EDQUOT, "quota", "a/b"), 254, "harness: cannot write a/b: quota; free some space\n"),
+        (OSError(errno.EIO, "broken", "a/b"), 255, "harness: internal error: OSError: "),
+        (BrokenPipeError(errno.EPIPE, "nobody reads"), 255, ""),
+        (KeyboardInterrupt(), 255, "harness: interrupted\n"),
+        (MemoryError(), 254, "harness: out of memory: "),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_an_error_is_one_line_and_its_status_says_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    said: str,
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("harness.commands.list.list_command", fail)
+    assert main(["list"]) == status
+    told = capsys.readouterr().err
+    assert told.startswith(said) and told.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("words", [["list"], ["clean", "--run", "never-was"]], ids=["long", "short"])
+def test_output_that_does_not_fit_on_the_disk_is_no_success_and_no_verdict(tmp_path: Path, words: list[str]) -> None:
+    """Short output is not written before the command has ended."""
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**environment, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 254
+    assert done.stderr.startswith("harness: cannot write ") and done.stderr.count("\n") == 1
 
 
 def test_a_base_exception_exits_with_255_not_with_a_verdict(
