@@ -145,7 +145,6 @@ end
 require('console').listen(given.console)
 """
 BEGIN, QUOTE, END = b"---\n- '", b"'", b"\n...\n"
-CHUNK_BYTES = 65536
 
 
 async def greeted(streams: Streams) -> Streams:
@@ -160,13 +159,8 @@ async def call(streams: Streams, name: str, *arguments: str | int) -> Any:
     """The result of a function of the script. Raises Refused if a transaction is not in force and never will be, and
     OSError or EOFError if that is unknown."""
     streams[1].write(f"return {name}({', '.join(map(json.dumps, arguments))})\n".encode())
-    said = b""
-    while not said.endswith(END):
-        more = await streams[0].read(CHUNK_BYTES)
-        if not more:
-            raise EOFError("the console has closed the connection")
-        said += more
-    if not (said.startswith(BEGIN) and said.endswith(QUOTE + END)):
+    said = await streams[0].readuntil(END)
+    if not (said.startswith(BEGIN) and said.endswith(QUOTE + END)):  # an error outside of the script's functions
         raise OSError(f"the console answers {said.decode()}")
     # In a quoted text YAML breaks long lines at a space and doubles quotes.
     text = said[len(BEGIN) : -len(QUOTE + END)].decode().replace("\n  ", " ").replace("''", "'")

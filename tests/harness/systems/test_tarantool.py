@@ -70,7 +70,7 @@ def test_an_answer_is_a_quoted_text_whose_long_lines_are_broken_at_a_space() -> 
     assert asked == ['return look("read", 3)']
 
 
-def test_an_answer_may_be_longer_than_the_buffer_of_a_stream() -> None:
+def test_an_answer_may_be_longer_than_the_lines_that_asyncio_reads_by_default() -> None:
     members = [*range(50_000)]
     found, _ = with_console([said({"result": members})], lambda streams: call(streams, "look", "members"))
     assert found == members
