@@ -405,7 +405,7 @@ _TARANTOOL_ROWS = Finding(
     name="tarantool-recovery-by-row",
     title="After a restart the first row of a transaction that was rolled back is in force",
     version="Tarantool 2.6.0",
-    options="--system tarantool --nodes 3 --workload set --nemesis partition=leader,kill=sigkill@n2 --time-limit 30",
+    options="--system tarantool --nodes 3 --workload set --nemesis kill=sigkill@n2+n3 --time-limit 30",
     finding="--set rows=2",
     control="--set rows=1",
     control_says="every transaction writes one row, so that a restart recovers all of it or nothing",

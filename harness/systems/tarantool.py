@@ -10,14 +10,14 @@ has seen.
 
 Seen with 2.6.0:
 
-- An acknowledgement that arrives before the primary has numbered the transaction is not counted. The transaction then
-  times out although both replicas have it. With `pipeline=off`, which starts a transaction only when the one before has
-  ended, it is rolled back everywhere. With `pipeline=on` a later transaction may have been confirmed, and it with that
-  one: the primary rolls it back in memory, and the replicas keep it.
+- Now and then, without any fault, a transaction times out although both replicas wrote it at once. The primary's log
+  then has a rollback from number 0 on, as if the transaction had no number yet when it was acknowledged. With
+  `pipeline=off`, which starts a transaction only when the one before has ended, it is rolled back everywhere. With
+  `pipeline=on` a later one may have been confirmed, and it with that one: the primary forgets it, its replicas do not.
 - A restart recovers a log row by row (2.8.1 was the first to recover transactions): of a transaction with two rows that
   was rolled back, the first row is in force again (`rows=2`).
 - A primary that restarts with transactions in its queue crashes when a replica acknowledges them (SIGSEGV in
-  `txn_limbo_ack`), and has to be started again.
+  `txn_limbo_ack`), and has to be started again: `--nemesis kill=sigkill@leader`.
 """
 
 import asyncio
