@@ -397,8 +397,8 @@ _TARANTOOL_ACK = Finding(
     names=("replicas differ",),
     promised="The documentation says that a transaction was not committed if it did not achieve the quorum in the "
     "given time.",
-    reported="not known to us; that one transaction is confirmed several times is tarantool/tarantool #5144, July 2020",
-    link="https://www.tarantool.io/en/doc/latest/how-to/replication/repl_sync/",
+    reported="tarantool/tarantool #5144, July 2020, of transactions confirmed twice; we know no report of this",
+    link="https://github.com/tarantool/tarantool/issues/5144",
 )
 
 _TARANTOOL_ROWS = Finding(
@@ -412,7 +412,7 @@ _TARANTOOL_ROWS = Finding(
     check="replicas",
     names=("replicas differ",),
     promised="A pull request of March 2023 says that recovery worked row by row until 2.8.1 made it transactional.",
-    reported="tarantool/tarantool #8518, without synchronous replication",
+    reported="tarantool/tarantool #8518, March 2023, which does not mention synchronous replication",
     link="https://github.com/tarantool/tarantool/pull/8518",
 )
 
