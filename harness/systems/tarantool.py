@@ -18,6 +18,8 @@ Seen with 2.6.0:
   was rolled back, the first row is in force again (`rows=2`).
 - A primary that restarts with transactions in its queue crashes when a replica acknowledges them (SIGSEGV in
   `txn_limbo_ack`), and has to be started again: `--nemesis kill=sigkill@leader`.
+- With `wal_mode=write`, Tarantool's default, a power cut of all hosts (`--nemesis power=cut@all`) leaves nothing; with
+  `wal_mode=fsync` it leaves everything. (Seen with `replication=asynchronous`, because of the crash above.)
 """
 
 import asyncio
