@@ -46,11 +46,15 @@ SAFE: Mapping[str, str] = {
     "rocketmq": "--workload log --set workload.polls=eventual --nemesis-interval 10",
     "rocketmq (controller)": "--workload log --set workload.polls=eventual --nemesis-interval 15 --nodes 3 "
     "--set version=5.3.3 --set replication=controller",
+    "tarantool": "--workload cas-register --nodes 3",
     "zookeeper": "--workload register --nodes 3",
 }
 """System, with a suffix if it has several rows -> options of a run that must be valid."""
 
-OTHER_FAULTS: Mapping[str, str] = {"hazelcast": "partition,kill@one,pause"}
+OTHER_FAULTS: Mapping[str, str] = {
+    "hazelcast": "partition,kill@one,pause",
+    "tarantool": "partition,kill=sigkill@n2,pause",
+}
 """Instead of FAULTS."""
 
 REMARKS: Mapping[str, str] = {
@@ -65,6 +69,8 @@ REMARKS: Mapping[str, str] = {
     "redis": "`quorum=9` is more than the number of Sentinels, so that no replica is ever promoted: a primary that "
     "returns is still the primary",
     "rocketmq": "a poll may return an earlier end of the log than the poll before",
+    "tarantool": "2.6.0 crashes when a primary restarts with transactions that wait for a quorum, so that only a "
+    "replica is killed (`--nemesis partition,kill=sigkill@n2,pause`)",
 }
 
 

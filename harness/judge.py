@@ -97,6 +97,8 @@ def judge(
         reason += f" (interrupted: {observed.interrupted})"
     if stopped is not None and valid is False:
         reason += " (the load was stopped at the first violation)"
+    if observed.unexpected_errors and valid is False:
+        reason += f"; {_mistakes_text(observed.unexpected_errors)}"
     if observed.unexpected_exits:
         reason += f"; {_exits_text(observed.unexpected_exits)}"
     return {
@@ -249,8 +251,7 @@ def _doubts(
             "choose other forms of the faults, or another cluster, which injects them by other means"
         )
     if observed.unexpected_errors:
-        text, count = next(iter(observed.unexpected_errors.items()))
-        yield f"clients failed with unexpected errors ({count} times: {text})"
+        yield _mistakes_text(observed.unexpected_errors)
     yield from observed.trouble
     if observed.final_reads_cut is not None:
         yield observed.final_reads_cut
@@ -313,6 +314,12 @@ def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
         stats = outcome.details.get("stats")
         if isinstance(stats, Mapping) and (unread := stats.get("unread")):
             yield f"{name}: {plural(unread, 'acknowledged message')} could not be read at the end"
+
+
+def _mistakes_text(unexpected_errors: Mapping[str, int]) -> str:
+    """The first kind of unexpected errors of clients, as text."""
+    text, count = next(iter(unexpected_errors.items()))
+    return f"clients failed with unexpected errors ({count} times: {text})"
 
 
 def _exits_text(unexpected_exits: Mapping[str, int]) -> str:

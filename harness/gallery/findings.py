@@ -367,12 +367,62 @@ _HAZELCAST_RETRY = Finding(
     link="https://docs.hazelcast.org/docs/5.3.8/javadoc/com/hazelcast/config/cp/CPSubsystemConfig.html",
 )
 
+_TARANTOOL_READ = Finding(
+    name="tarantool-dirty-reads",
+    title="A primary without a quorum returns values that it rolls back later",
+    version="Tarantool 2.6.0",
+    options="--system tarantool --nodes 3 --workload cas-register --nemesis partition=leader --time-limit 30",
+    finding="--set reads=primary",
+    control="--set reads=confirmed",
+    control_says="each read writes a row in its own transaction, which is confirmed only after all that it has seen",
+    check="linearizable",
+    names=("is not possible", "must come before"),
+    promised="The documentation says that a synchronous transaction is not considered committed until it is replicated "
+    "onto some number of replicas.",
+    reported="tarantool/tarantool #5229, August 2020, of reads on a replica",
+    link="https://github.com/tarantool/tarantool/issues/5229",
+)
+
+_TARANTOOL_ACK = Finding(
+    name="tarantool-early-acknowledgement",
+    title="A primary rolls back a transaction in memory that its log and its replicas have as confirmed, without any "
+    "fault",
+    version="Tarantool 2.6.0",
+    options="--system tarantool --nodes 3 --workload set --nemesis none --time-limit 30",
+    finding="--set pipeline=on",
+    control="--set pipeline=off",
+    control_says="only one transaction at a time waits for its quorum, so that none after it can be confirmed before "
+    "it is rolled back",
+    check="replicas",
+    names=("replicas differ",),
+    promised="The documentation says that a transaction was not committed if it did not achieve the quorum in the "
+    "given time.",
+    reported="tarantool/tarantool #5144, July 2020, of transactions confirmed twice; we know no report of this",
+    link="https://github.com/tarantool/tarantool/issues/5144",
+)
+
+_TARANTOOL_ROWS = Finding(
+    name="tarantool-recovery-by-row",
+    title="After a restart the first row of a transaction that was rolled back is in force",
+    version="Tarantool 2.6.0",
+    options="--system tarantool --nodes 3 --workload set --nemesis kill=sigkill@n2+n3 --time-limit 30",
+    finding="--set rows=2",
+    control="--set rows=1",
+    control_says="every transaction writes one row, so that a restart recovers all of it or nothing",
+    check="replicas",
+    names=("replicas differ",),
+    promised="A pull request of March 2023 says that recovery worked row by row until 2.8.1 made it transactional.",
+    reported="tarantool/tarantool #8518, March 2023, which does not mention synchronous replication",
+    link="https://github.com/tarantool/tarantool/pull/8518",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _ROCKETMQ_POWER, _KAFKA, _ZOOKEEPER,
         _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
-        _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY,
+        _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY, _TARANTOOL_READ,
+        _TARANTOOL_ACK, _TARANTOOL_ROWS,
     )
 }  # fmt: skip
 """Findings by name, in the order in which they are listed and run."""

@@ -114,6 +114,10 @@ class Unreachable(Refused, ConnectionError):
     expects for one that does not answer."""
 
 
+MAX_LINE_BYTES = 1 << 24
+"""Of what `readline` and `readuntil` of a connection return. asyncio's default of 64 KiB is less than the members of a
+set take after a few minutes."""
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -130,7 +134,7 @@ async def connection(address: str) -> AsyncIterator[Streams]:
 async def _connected(address: str) -> Streams:
     name, _, number = address.rpartition(":")
     try:
-        return await asyncio.open_connection(name, int(number))
+        return await asyncio.open_connection(name, int(number), limit=MAX_LINE_BYTES)
     except OSError as error:
         raise Unreachable(f"cannot connect to {address}: {error.strerror or error}") from None
 

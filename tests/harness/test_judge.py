@@ -247,6 +247,15 @@ def test_unexpected_exits_are_reported_whatever_the_verdict() -> None:
     assert results["valid"] == "unknown" and results["reason"].endswith("with status 2, and 2 more")
 
 
+def test_a_violation_is_reported_together_with_the_mistakes_of_the_clients() -> None:
+    """Else an author sees them only in the report, and takes the violation for all that is wrong."""
+    observed = Observed(unexpected_errors={"KeyError: x": 2}, unexpected_exits={"n1 exited unexpectedly": 1})
+    results = judge(make_test(), INVALID, [*operations(), *fault()], observed)
+    assert results["valid"] is False
+    told = "; clients failed with unexpected errors (2 times: KeyError: x); n1 exited unexpectedly"
+    assert results["reason"].endswith(told)
+
+
 def test_a_violation_outweighs_every_doubt() -> None:
     observed = Observed(trouble=["something"])
     results = judge(make_test(), INVALID, [*operations(), *fault(inject_proof=UNPROVEN)], observed)

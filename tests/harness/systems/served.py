@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from harness.sdk import Streams
+from harness.sdk import Streams, connection
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -18,11 +18,10 @@ def over_a_connection(
 
     async def main() -> Any:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         try:
-            return await scenario(await opened(streams))
+            async with connection("{}:{}".format(*server.sockets[0].getsockname()[:2])) as streams:
+                return await scenario(await opened(streams))
         finally:
-            streams[1].close()
             server.close()
 
     return asyncio.run(main())
