@@ -700,11 +700,11 @@ def test_namespaces_are_removed_and_the_processes_in_them_killed(
 
 
 @pytest.mark.parametrize(
-    "name", ["n1", "net", "clients", "ns1", "sb-n1", f"sb-{R1}n1", f"sb-{R1}-n1-x", f"x-sb-{R1}-n1"]
+    "name", ["n1", "net", "clients", "ns1", "sb-n1", "sb-{run}n1", "sb-{run}-n1-x", "x-sb-{run}-n1"]
 )
 def test_a_namespace_without_the_whole_prefix_of_a_run_belongs_to_somebody_else(name: str) -> None:
     assert cleanup._host_of(f"sb-{R1}-n1", R1) == "n1"
-    assert cleanup._host_of(name, R1) is None
+    assert cleanup._host_of(name.format(run=R1), R1) is None
 
 
 def wait_until_in(pid: int, namespace: str) -> None:
