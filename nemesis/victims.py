@@ -1,9 +1,9 @@
 """Targets of faults: words that name hosts by role or by number.
 
     one            a random host                   leader       the leader of the highest term
-    minority       the largest minority, random    followers    everybody but the leader
-    majority       the smallest majority, random   all          everybody
-    n1, n1+n3      these hosts
+    minority       the largest minority, random    follower     a random host but the leader
+    majority       the smallest majority, random   followers    everybody but the leader
+    n1, n1+n3      these hosts                     all          everybody
 
 A word is part of a fault's variant (`kill@leader`, see nemesis.forms) and is resolved when the fault is planned.
 """
@@ -31,13 +31,14 @@ TARGETS: Mapping[str, str] = {
     "minority": "the largest possible minority, of random hosts",
     "majority": "the smallest possible majority, of random hosts",
     "leader": "the leader",
+    "follower": "one random host but the leader",
     "followers": "every host but the leader",
     "all": "every host",
 }
 """Word -> what it means; hosts' own names are left out."""
 
-_MINIMUM_HOSTS = {"minority": 3, "followers": 2}
-NEEDS_LEADER = frozenset({"leader", "followers"})
+_MINIMUM_HOSTS = {"minority": 3, "follower": 2, "followers": 2}
+NEEDS_LEADER = frozenset({"leader", "follower", "followers"})
 """Words that can be resolved only if the leader is known."""
 
 
@@ -91,6 +92,8 @@ async def choose_victims(target: Target, word: str, rng: random.Random) -> Victi
         chosen = set(rng.sample(hosts, majority_of(len(hosts))))
     elif word == "leader":
         chosen = {str(leader)}
+    elif word == "follower":
+        chosen = {rng.choice([host for host in hosts if host != leader])}
     elif word == "followers":
         chosen = set(hosts) - {str(leader)}
     elif word == "all":

@@ -274,7 +274,7 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
     """Whether each fault aimed at the leader begins while enough replicas are undisturbed for one to lead. Requests of
     an operator to the leader must also be completed, and undone, under that condition."""
     for fault in timed:
-        moments = [_in_ms(fault[0])] if "leader" in fault[3] or "followers" in fault[3] else []
+        moments = [_in_ms(fault[0])] if "leader" in fault[3] or "follower" in fault[3] else []
         if fault[2] in _ASKED_OF_LEADER:
             moments.append(_in_ms(fault[1]))
         spare_s = OPERATION_S if fault[2] in _ASKED_OF_LEADER else 0.0
@@ -283,7 +283,7 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
                 other for other in timed if other is not fault and _in_ms(other[0]) - spare_s <= at_s < _in_ms(other[1])
             ]
             if not elects:
-                if any(other[2] in _DOWN and not other[3].endswith("@followers") for other in others):
+                if any(other[2] in _DOWN and not other[3].endswith(("@follower", "@followers")) for other in others):
                     return False
                 continue
             own = 1 if fault[2] == "members" else 0  # the remaining members have to agree on the smaller group
@@ -330,6 +330,7 @@ _CUT = faults_that_impair(Activity.BE_REACHED)
 _SIZES: Mapping[str, str] = {
     "one": "one",
     "leader": "one",
+    "follower": "one",
     "minority": "minority",
     "majority": "majority",
     "followers": "all but one",

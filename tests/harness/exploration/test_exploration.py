@@ -112,15 +112,16 @@ def test_clock_and_disk_stall_faults_do_not_overlap_each_other_or_kills(seed: in
 
 @given(seed=st.integers(0, 2**63))
 def test_a_fault_aimed_at_the_leader_finds_a_majority_alive(seed: int) -> None:
-    choices = [("kill", ["sigkill@leader", "sigkill@minority", "sigkill@all"]), ("partition", ["leader", "halves"])]
+    kills = {"sigkill@leader": 1, "sigkill@follower": 1, "sigkill@minority": 2, "sigkill@all": 5}
+    choices = [("kill", list(kills)), ("partition", ["leader", "halves"])]
     schedule = random_mix(choices, random.Random(seed), time_limit_s=30, events=40)
     in_force: dict[str, str] = {}
-    sizes = {"sigkill@leader": 1, "sigkill@minority": 2, "sigkill@all": 5, "leader": 1, "halves": 2}
+    sizes = {**kills, "leader": 1, "halves": 2}
     for event in schedule:
         if event.action == HEAL:
             del in_force[event.fault_id]
             continue
-        if "leader" in event.variant:
+        if "leader" in event.variant or "follower" in event.variant:
             assert sum(sizes[variant] for variant in in_force.values()) <= 2
         in_force[event.fault_id] = event.variant
 

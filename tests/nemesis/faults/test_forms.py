@@ -29,20 +29,25 @@ Run = Callable[[Any], Any]
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("one", 1), ("minority", 2), ("majority", 3), ("leader", 1), ("followers", 4), ("all", 5), ("n1+n4", 2)],
+    [
+        *(("one", 1), ("minority", 2), ("majority", 3), ("leader", 1), ("follower", 1), ("followers", 4), ("all", 5)),
+        ("n1+n4", 2),
+    ],
 )
 def test_a_target_selects_its_number_of_hosts(
     word: str, expected: int, make_fault_target: Any, run_virtual: Run
 ) -> None:
     target = make_fault_target(5, leader="n2")
+    seen: set[str] = set()
     for seed in range(20):
         victims = run_virtual(choose_victims(target, word, random.Random(seed)))
+        seen.update(victims.hosts)
         assert len(victims.hosts) == expected
         assert list(victims.hosts) == sorted(victims.hosts)
         if word == "leader":
             assert victims.hosts == ("n2",)
-        if word == "followers":
-            assert "n2" not in victims.hosts
+    if word in ("follower", "followers"):
+        assert seen == {"n1", "n3", "n4", "n5"}
 
 
 @given(count=st.integers(1, 9), seed=st.integers(0, 1000), word=st.sampled_from(sorted(TARGETS)))
