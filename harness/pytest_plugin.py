@@ -154,9 +154,11 @@ class Splitbrain:
             raise RunUndecided(f"DID NOT RUN: a seed must be a whole number: {error}") from None
         repeat = self._repeat_line()
         print(f"splitbrain: seed {seed}; {repeat}")
-        given = {**self._options, **options, "seed": seed, "store": self._store()}
+        given = {**self._options, **options, "seed": seed}
         try:
-            judged = judged_run(system, client, **given)
+            if "store" in given:
+                raise OperatorError("store is an option of pytest's command line: --splitbrain-store DIR")
+            judged = judged_run(system, client, **given, store=self._store())
         except (OperatorError, SystemUnderTestError, HarnessError) as error:
             text = f"DID NOT RUN: {error}\nseed    {seed}\nrepeat  {repeat}\nstore   {self._store()}"
             self._note("did-not-run", seed, repeat, "")

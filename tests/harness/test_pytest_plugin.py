@@ -269,3 +269,14 @@ def test_judged_run_refuses_invalid_arguments_with_a_reason(
     with pytest.raises(OperatorError) as caught:
         judged_run(system, client, **{"store": str(tmp_path), **options})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["marker", "run"])
+def test_a_store_is_given_on_the_command_line_alone(session: Path, where: str) -> None:
+    marker, given = ('@pytest.mark.splitbrain(store="there")', "") if where == "marker" else ("", ', store="there"')
+    status, said = run_pytest(session, f"""
+{marker}
+def test_stores(splitbrain):
+    splitbrain.run("broker"{given})
+""")  # fmt: skip
+    assert status == 1 and "DID NOT RUN: store is an option of pytest's command line: --splitbrain-store DIR" in said
