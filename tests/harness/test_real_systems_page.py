@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from benchmarks._system_clusters import CLUSTERS, _last_line
-from benchmarks.real_systems import ON_CLUSTERS, PAGE, RESULTS, SAFE, name_of, render, words_of
+from benchmarks.real_systems import FAULTS, ON_CLUSTERS, PAGE, RESULTS, SAFE, name_of, render, words_of
 from harness.cli_parser import build_parser
 
 
@@ -32,7 +33,8 @@ def test_runs_that_are_not_valid_are_listed_with_their_reason() -> None:
 def test_every_system_runs_under_partitions_kills_and_pauses_for_a_minute(system: str) -> None:
     arguments = build_parser().parse_args(["run", *words_of(system, 3)])
     assert arguments.system == name_of(system)
-    assert arguments.nemesis.replace("@one", "") == "partition,kill,pause" and arguments.time_limit == 60
+    assert [re.split("[=@]", each)[0] for each in arguments.nemesis.split(",")] == FAULTS.split(",")
+    assert arguments.time_limit == 60
 
 
 def test_the_page_matches_the_recorded_runs() -> None:
