@@ -27,6 +27,7 @@ from checker.log import check_log
 from checker.models import MODELS, Counter, FIFOQueue, GrowOnlySet, Log, Model, ModelError, Mutex, parse_model
 from checker.models.registry import parse_fields
 from checker.nearest import nearest
+from checker.number_options import NumberOptions
 from checker.oddities import oddities
 from checker.queue import check_total_queue
 from checker.sequential import check_sequential
@@ -190,7 +191,7 @@ class _Outcome:
 _WORST_FIRST = (Verdict.INVALID.exit_status, BAD_ARGUMENTS, Verdict.UNKNOWN.exit_status, Verdict.VALID.exit_status)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(NumberOptions):
     def error(self, message: str) -> NoReturn:
         raise _BadArguments(f"{self.prog}: {message}")
 
@@ -204,16 +205,6 @@ class _Parser(argparse.ArgumentParser):
             if option.startswith("--") and not any(each.startswith(option) for each in known):
                 self.error(f"unknown option {option}{nearest(option, known)}")
         return super().parse_args(args, namespace)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError:
-            if action.type not in (int, float):
-                raise
-        what = "a whole number" if action.type is int else "a number"
-        unit = " of seconds" if action.metavar == "S" else ""
-        raise argparse.ArgumentError(action, f"not {what}{unit}: {arg_string!r}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

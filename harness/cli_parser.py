@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from checker.number_options import NumberOptions
 from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
 from harness.cli_gallery import add_gallery_command
@@ -43,7 +44,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(NumberOptions):
     """An argument parser that reports errors in one line, with a hint for mistyped words, and exits with status 254.
 
     Options must not be abbreviated: `replay` depends on which ones were given, and a new option must not change the
@@ -81,16 +82,6 @@ class _Parser(argparse.ArgumentParser):
             value = value if separator else next(iter(rest[1:]), "HOW")
             self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
         self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError:
-            if action.type not in (int, float):
-                raise
-        what = "a whole number" if action.type is int else "a number"
-        unit = " of seconds" if action.metavar == "SECONDS" else ""
-        raise argparse.ArgumentError(action, f"not {what}{unit}: {arg_string!r}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
