@@ -60,8 +60,7 @@ RECOVERY_S = 60.0
 TWO_LEADERS = r"in term \d+ both \w+ and \w+ claim to lead$"
 """A legitimate alarm of a member that gets forged heartbeats from a second leader of its term."""
 FRAMES_AT_ONCE = 40
-LEDGER = """timing = "fast"
-[dledger]
+LEDGER = """[dledger]
 listen = "127.0.0.1:{port}"
 [dledger.peers]
 {peers}

@@ -76,7 +76,7 @@ def test_a_correct_system_stays_valid_under_partitions(
 ) -> None:
     results = perform_test(tmp_path, cluster=cluster, workload=workload)
     assert results["valid"] is True, results["reason"]
-    assert len(results["faults"]) == 2
+    assert results["faults"]
     assert all(fault["proven"] and fault["healed"] for fault in results["faults"])
     assert results["ops"]["ok"] > 300
     assert results["checks"]["replicas"]["compared_to"] > 0
