@@ -7,8 +7,10 @@ Ctrl-C and SIGTERM end all running stages and this command, with exit status 130
 
 The foreground stages: six tests at a time if that is safe (many mostly wait); then whole runs of real clusters, four at
 a time, except the tests of `harness clean`, which removes whatever is dead: these run one after another. The background
-stages use the processor time that is left: Spark's tests, those of the embedded Spark in one process and the others in
-another; then, at the lowest priority, the tests that only compute. All tests are collected once beforehand: this
+stages use the processor time that is left: the tests on hosts behind SSH and Docker, all in one process, because each
+process builds a Docker engine and machines of its own (half a minute of processor time); Spark's tests, those of the
+embedded Spark in one process and the others in another; then, at the lowest priority, the tests that only compute.
+All tests are collected once beforehand: this
 compiles them, which otherwise every worker would do on its own. All stages but the first are given the files that have
 their tests: collecting the others costs each of their workers a few seconds.
 """
@@ -49,19 +51,22 @@ class Stage(NamedTuple):
     name: str
     arguments: Sequence[str]
     mark: str = ""
-    """Only files that use this mark are passed to pytest; all files if it is empty."""
+    """Only files that use a mark which this regular expression matches are passed to pytest; all files if it is empty."""
     niceness: int = 0
 
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "loadgroup", "-m")
 
+REMOTE = "ssh or docker"
+
 FOREGROUND = (
-    Stage("many-at-a-time", ("-n", "6", "-m", "not serial and not spark and not computed and not long")),
+    Stage("many-at-a-time", ("-n", "6", "-m", f"not serial and not ({REMOTE}) and not spark and not computed and not long")),
     Stage("whole-runs", ("-n", "4", "--dist", "loadgroup", "-m", "serial and not systems and not long"), mark="serial"),
 )
 """Run one after another."""
 
 BACKGROUND = (
+    Stage("remote-hosts", ("-n", "1", "-m", f"({REMOTE}) and not serial and not long"), mark="(?:ssh|docker)"),
     Stage("spark", (*TWO_AT_A_TIME, "spark and not long"), mark="spark"),
     Stage("computed", (*TWO_AT_A_TIME, "computed and not long"), mark="computed", niceness=19),
 )

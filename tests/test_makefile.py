@@ -20,7 +20,7 @@ STAMPS = (".runtime-done", ".setup-done", ".spark-done", ".tested-done", ".docs-
 INSTALL = "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable"
 STAGES_SCRIPT = "scripts/run_tests.py"
 REAL_STAGES = f'case "$1" in {STAGES_SCRIPT}) exec {sys.executable} "$@";; esac'
-STAGES = ["many-at-a-time", "whole-runs", "spark", "computed"]
+STAGES = ["many-at-a-time", "whole-runs", "remote-hosts", "spark", "computed"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
 
@@ -65,7 +65,7 @@ def stages(directory: Path) -> list[str]:
     ("words", "failed"),
     [
         ("-m not serial", "many-at-a-time"), ("-m spark", "spark"), ("-m serial", "whole-runs"),
-        ("-m computed", "computed"), ("-q", "*"),
+        ("-m computed", "computed"), ("-m (ssh", "remote-hosts"), ("-q", "*"),
     ],
 )  # fmt: skip
 def test_every_stage_runs_even_if_one_fails_and_the_command_fails_at_the_end(
@@ -82,7 +82,8 @@ def test_make_test_succeeds_if_every_stage_passes(checkout: Path) -> None:
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
     markers = {line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in stages(checkout)}
     assert markers == {
-        "not serial and not spark and not computed and not long", "spark and not long", "computed and not long",
+        "not serial and not (ssh or docker) and not spark and not computed and not long",
+        "(ssh or docker) and not serial and not long", "spark and not long", "computed and not long",
         "serial and not systems and not long",
     }, "every test is in one stage, or in make test-long or make test-systems"  # fmt: skip
 

@@ -395,7 +395,7 @@ def test_a_client_mistake_makes_the_verdict_unknown_and_names_the_program(
     tmp_path: Path, answer: str, said: str
 ) -> None:
     command = shlex.join(write_client(tmp_path, answer))
-    words, environment = run_words(tmp_path, command, "1")
+    words, environment = run_words(tmp_path, command, "1", "--rate", "20")  # each mistake costs a process
     done = subprocess.run(
         words, env={**environment, "COLUMNS": "2000"}, capture_output=True, text=True, timeout=300
     )  # fmt: skip

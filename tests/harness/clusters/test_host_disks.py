@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import resource
@@ -150,6 +151,20 @@ print(open("/proc/self/cgroup").read())
     assert not (tmp_path / "run" / "n1" / "data" / "lost+found").exists()
 
 
+def data_without_holes(image: Path) -> bytes:
+    """What is written in an image of a gigabyte, nearly all of which is a hole."""
+    data, end = b"", 0
+    with image.open("rb") as file:
+        while True:
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                assert error.errno == errno.ENXIO, "only holes are left"
+                return data
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            data += os.pread(file.fileno(), end - begin, begin)
+
+
 @pytest.mark.parametrize("full", ["everywhere", "where the state is"])
 def test_a_full_disk_at_the_end_leaves_no_partial_copy_of_the_files_of_a_host(tmp_path: Path, full: str) -> None:
     async def body() -> None:
@@ -178,7 +193,7 @@ def test_a_full_disk_at_the_end_leaves_no_partial_copy_of_the_files_of_a_host(tm
         images = [path for path in made if path.endswith(".img")]
         left = [path for path in made if os.path.exists(path)]
         assert left == (images if full == "everywhere" else []) and run.claims == () and run.close()
-        assert all(b"acknowledged" in Path(image).read_bytes() for image in left)
+        assert all(b"acknowledged" in data_without_holes(Path(image)) for image in left)
 
     asyncio.run(body())
     for host in ("n1", "n2"):
@@ -203,7 +218,7 @@ def test_the_image_of_a_host_whose_agent_was_killed_keeps_its_files(tmp_path: Pa
         run.close()
 
     asyncio.run(body())
-    assert b"acknowledged" in (tmp_path / "run" / "n1" / "disk.img").read_bytes()
+    assert b"acknowledged" in data_without_holes(tmp_path / "run" / "n1" / "disk.img")
     assert (tmp_path / "run" / "n2" / "data" / "log").read_bytes() == b"acknowledged"
     assert not (tmp_path / "run" / "n2" / "disk.img").exists()
 
