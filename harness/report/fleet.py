@@ -235,7 +235,7 @@ def _rates(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, 
             "svg": _forest(row, end),
             "operations": count(row["operations"]),
             "kinds": "; ".join(kinds.get(_group(row), [])) or "none",
-            "first": _first(row),
+            "witness": _witness(row),
             "bad": bool(row["invalid"]),
         }
         for row in rates[:MAX_GROUPS]
@@ -257,11 +257,12 @@ def _length(time_ns: float) -> str:
     return duration(time_ns) if time_ns else "0"
 
 
-def _first(row: Row) -> str:
-    if row["first_anomaly_ns_p50"] is None:
+def _witness(row: Row) -> str:
+    """When the earliest witness of a run was complete, and after how many operations: medians."""
+    if row["earliest_witness_ns_p50"] is None:
         return "–"
-    operations = count(row["first_anomaly_operations_p50"])
-    return f"{duration(row['first_anomaly_ns_p50'])}, {operations} operations"
+    operations = count(row["earliest_witness_operations_p50"])
+    return f"{duration(row['earliest_witness_ns_p50'])}, {operations} operations"
 
 
 def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.
         "nemesis": "partition", "cluster": "local", "runs": decided + unknown, "valid": valid, "invalid": invalid,
         "unknown": unknown, "operations": 1000, "rate": invalid / decided if decided else None,
         "rate_low": 0.72 if invalid else 0.0, "rate_high": 1.0 if invalid else high,
-        "first_anomaly_ns_p50": 1_500_000_000 if invalid else None,
-        "first_anomaly_operations_p50": 321 if invalid else None,
+        "earliest_witness_ns_p50": 1_500_000_000 if invalid else None,
+        "earliest_witness_operations_p50": 321 if invalid else None,
     }  # fmt: skip
 
 
@@ -134,7 +134,8 @@ def test_the_page_is_one_file_and_escapes_the_texts_of_runs() -> None:
     assert "<script" not in page
     assert "http://" not in page and "https://" not in page
     assert "3 lost (3,000 per million)" in page
-    assert "1.5 s, 321 operations" in page
+    assert "1.5 s, 321 operations" in page and "Earliest witness after (median)" in page
+    assert "First anomaly" not in page, "a check shows one witness, which need not be its first"
     assert "torn &amp; broken" in page
     assert page.index("violated a guarantee") < page.index("What went wrong")
 
