@@ -182,6 +182,37 @@ def test_rows_that_the_page_has_no_room_for_are_counted() -> None:
     assert "115 more runs that are not valid" in page
 
 
+def test_rows_of_folded_tables_and_remarks_that_the_page_has_no_room_for_are_counted() -> None:
+    group = {name: rate("log", 1, 0)[name] for name in ("system", "configuration", "workload", "nemesis", "cluster")}
+    recoveries = {
+        f"recovery_after_{name}_ns_{part}": 0 for name in ("start", "heal") for part in ("p50", "p90", "max", "missing")
+    }
+    kinds = [
+        {**group, **recoveries, "fault_nemesis": "kill", "variant": f"v{number}", "faults": 1, "ok_share": 1.0,
+         "ok_per_s": 1.0}
+        for number in range(202)
+    ]  # fmt: skip
+    figures = dict.fromkeys(("p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"), 5)
+    latency = [
+        {**group, **figures, "f": "read", "outcome": "ok", "node": node, "phase": phase, "operations": 1,
+         "relative_error": 0.0}
+        for node, phase in [("all", "during"), *((f"n{number}", "all") for number in range(203))]
+    ]  # fmt: skip
+    problems = [{"run": f"r{number}", "problem": "odd", "left_out": number < 205} for number in range(205 + 206)]
+    data = FleetData(
+        place="store", runs=1, operations=1, first_started_at=None, last_started_at=None, unavailable_after_ms=1000,
+        took_s=1.0,
+        tables={
+            "rates": [rate("log", 1, 0)], "outcomes": [{**group, "in_fault": False, "ok": 1, "fail": 0, "info": 0}],
+            "fault_kinds": kinds, "latency": latency, "problems": problems,
+        },
+    )  # fmt: skip
+    page = render_fleet(data)
+    assert "2 more rows in the table <code>fault_kinds</code>" in page and "v199<" in page and "v200" not in page
+    assert "3 more rows in the table <code>latency</code>" in page
+    assert "11 more rows in the table <code>problems</code>" in page
+
+
 def test_recoveries_that_never_came_are_shown_with_every_kind_of_fault() -> None:
     def kind(variant: str, start: tuple[int, int | None], heal: tuple[int, int | None]) -> dict[str, Any]:
         """Of each: how many never came, and how long all others took."""
