@@ -133,12 +133,9 @@ def _guarded(action: Callable[[], int]) -> int:
         status = action()
         sys.stdout.flush()
         return status
-    except OperatorError as error:
+    except (OperatorError, SystemUnderTestError, HarnessError) as error:
         say(f"harness: {one_line(error)}")
-        return EXIT_OPERATOR
-    except (SystemUnderTestError, HarnessError) as error:
-        say(f"harness: {one_line(error)}")
-        return EXIT_HARNESS_FAILED
+        return error.exit_status
     except KeyboardInterrupt:
         with contextlib.suppress(KeyboardInterrupt):  # a second one
             say("harness: interrupted")

@@ -3,12 +3,15 @@
 There are three parties: the operator (a bad option, a missing package, no permission), the system under test (it did
 not start, it stopped answering) and the harness itself (a bug here). The command line turns errors of the first into
 one line and exit status 254, the others into one line and 255; only a bug here keeps its traceback, in the run's log.
+An error that ends a command of several runs after a violation has the status of that: a violation is certain, whatever
+comes after it.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "EXIT_HARNESS_FAILED",
+    "EXIT_INVALID",
     "EXIT_OPERATOR",
     "NO_ROOM",
     "HarnessError",
@@ -26,6 +29,7 @@ import sys
 from checker.nearest import nearest
 from harness.pasteable import python_command
 
+EXIT_INVALID = 1
 EXIT_OPERATOR = 254
 EXIT_HARNESS_FAILED = 255
 
@@ -36,9 +40,13 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class OperatorError(Exception):
     """A problem that the operator can fix; the message is one line that says how. Exit status 254."""
 
+    exit_status = EXIT_OPERATOR
+
 
 class SystemUnderTestError(Exception):
     """The system under test failed in a way that leaves nothing to check (for example it never started)."""
+
+    exit_status = EXIT_HARNESS_FAILED
 
 
 class InterruptedStartError(SystemUnderTestError):
@@ -47,6 +55,8 @@ class InterruptedStartError(SystemUnderTestError):
 
 class HarnessError(Exception):
     """The harness broke its own rules: a bug here. Exit status 255."""
+
+    exit_status = EXIT_HARNESS_FAILED
 
 
 def one_line(error: object) -> str:

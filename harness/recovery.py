@@ -116,7 +116,10 @@ async def read_until_answered(
             failures.update(answers.failures)
             unread.difference_update(answers.answered)
         else:
-            return outcome
+            if unread or not is_answered:
+                return outcome
+            late = f"{outcome.reason}; the final operations succeeded after another {loop.time() - began_s:.1f} s"
+            return dataclasses.replace(outcome, reason=late)
     within = f"within {loop.time() - began_s:.0f} s"
     if is_answered:
         first, *more = sorted(unread, key=str)

@@ -439,11 +439,12 @@ class Run:
         await self._target.heal_all()
 
     async def _recover(self) -> None:
-        """Wait for the system to recover. Of two waits, the first outcome that is not valid counts."""
+        """Wait for the system to recover. Of two waits the first counts, which follows the healing, unless only the
+        second ends without success."""
         before = self.observed.recovery
         had_its_time = before is not None and before.valid is not True
         recovery = await wait_for_recovery(self.system, timeout_s=0.0 if had_its_time else self.recovery_timeout_s)
-        if not had_its_time:
+        if before is None or (before.valid is True and recovery.valid is not True):
             self.observed.recovery = recovery
 
     def _keep_last_words(self) -> None:

@@ -23,8 +23,8 @@ problem that the operator can fix is a `StoreError` of one line.
 from __future__ import annotations
 
 __all__ = [
-    "LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order", "store_of",
-    "without_latest",
+    "A_COPY", "LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order",
+    "store_of", "without_latest",
 ]  # fmt: skip
 
 import argparse
@@ -57,12 +57,17 @@ MAX_JSON_BYTES = 256 * 1024 * 1024
 """The largest results.json or test.json read: far above any real one, so that a wrong file cannot fill memory."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*\Z")
+
+ANOTHER_STORE = "choose another place with --store DIR"
+A_COPY = "copy the run to another place, and give the command the path of the copy"
+"""Advice about a run that exists: `--store` of its commands only says where to look for it."""
+
 _FIXES = {
-    errno.EROFS: "the file system is read-only; choose another place with --store DIR",
-    errno.EACCES: "permission denied; choose another place with --store DIR",
-    errno.EPERM: "permission denied; choose another place with --store DIR",
-    errno.ENOSPC: "no space left; free some or choose another place with --store DIR",
-    errno.EDQUOT: "the disk quota is used up; free some or choose another place with --store DIR",
+    errno.EROFS: "the file system is read-only; {instead}",
+    errno.EACCES: "permission denied; {instead}",
+    errno.EPERM: "permission denied; {instead}",
+    errno.ENOSPC: "no space left; free some or {instead}",
+    errno.EDQUOT: "the disk quota is used up; free some or {instead}",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.ENOENT: "no such file or directory",
 }
@@ -81,11 +86,12 @@ class RunStatus(enum.Enum):
 
 
 @contextlib.contextmanager
-def _as_store_error(what: str) -> Iterator[None]:
+def _as_store_error(what: str, instead: str = ANOTHER_STORE) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _FIXES.get(error.errno or 0, error.strerror or str(error))
+        known = _FIXES.get(error.errno or 0)
+        reason = (error.strerror or str(error)) if known is None else known.format(instead=instead)
         raise StoreError(f"cannot {what}: {reason}") from error
 
 
@@ -142,7 +148,7 @@ class RunDir:
 
         Raises StoreError.
         """
-        with _as_store_error(f"finish {self.path}"):
+        with _as_store_error(f"finish {self.path}", self._instead):
             (self.path / MARKER).unlink(missing_ok=True)
         self.release()
 
@@ -154,11 +160,11 @@ class RunDir:
 
     def write_test(self, test: Mapping[str, Any]) -> None:
         """Write test.json atomically. Raises StoreError."""
-        _write_json(self.test_path, test)
+        self._write_json(self.test_path, test)
 
     def write_explanation(self, explanation: Mapping[str, Any]) -> None:
         """Write explain.json atomically. Raises StoreError."""
-        _write_json(self.explanation_path, explanation)
+        self._write_json(self.explanation_path, explanation)
 
     def read_explanation(self) -> dict[str, Any] | None:
         """The content of explain.json; None if there is none. Raises StoreError if it is damaged."""
@@ -170,7 +176,16 @@ class RunDir:
         Values that JSON cannot represent are converted (a set to a sorted list, infinity to null, others to their
         text), so that a verdict is not lost over a detail. Raises StoreError.
         """
-        _write_json(self.results_path, results)
+        self._write_json(self.results_path, results)
+
+    @property
+    def _instead(self) -> str:
+        return A_COPY if self._lock_fd is None else ANOTHER_STORE
+
+    def _write_json(self, path: Path, data: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+        with _as_store_error(f"write {path}", self._instead):
+            replace_file(path, text.encode("ascii"), is_synced=True)
 
     def read_test(self) -> dict[str, Any]:
         """The content of test.json. Raises StoreError if it is missing or damaged."""
@@ -328,10 +343,10 @@ def without_latest(path: str) -> str:
     return str(followed) if str(followed) != str(Path(path)) else path
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, instead: str = ANOTHER_STORE) -> None:
     """Raise StoreError if a directory, which need not exist yet, would not be writable: for commands that write after
-    long work. Creates nothing."""
-    with _as_store_error(f"write to {path}"):
+    long work; `instead` is the advice. Creates nothing."""
+    with _as_store_error(f"write to {path}", instead):
         there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if not there.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -391,12 +406,6 @@ def _repoint(link: Path, runs: Sequence[RunDir]) -> None:
         _point(link, os.path.relpath(runs[-1].path, link.parent))
     else:
         link.unlink()
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    text = json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
-    with _as_store_error(f"write {path}"):
-        replace_file(path, text.encode("ascii"), is_synced=True)
 
 
 def _plain(value: Any) -> Any:

@@ -8,13 +8,15 @@
 
 COMMAND runs in a namespace that reaches the engine or the machines; DOCKER_HOST is set or, for ssh,
 DIR/inventory.toml is written. When it ends, everything is taken down and its status is returned. The engine's images
-stay in DIR/docker for the next time. Needs util-linux, iproute2 and docker.io with iptables, or openssh-server.
+stay in DIR/docker for the next time. What a killed laboratory (kill -9) left, the next one removes. Needs util-linux,
+iproute2 and docker.io with iptables, or openssh-server.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -28,6 +30,9 @@ from pathlib import Path
 __all__ = ["docker_lab", "machine_rootfs", "main", "missing_for", "ssh_lab"]
 
 START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 15.0
+RUNTIME = Path("/tmp")
+"""For sockets and locks: a socket's path is limited to 107 bytes."""
 SUBNET = "10.78.0"
 USER_DIRECTORY = "/var/lib/splitbrain"
 
@@ -49,6 +54,48 @@ def missing_for(kind: str) -> str | None:
 
 def _run(*argv: str) -> None:
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "PATH": _PATH})
+
+
+@contextlib.contextmanager
+def _laboratory(kind: str) -> Iterator[str]:
+    """The name of a laboratory of this process, which holds a lock of that name: what has a name without a holder was
+    left by a killed one, and is removed first."""
+    for path in RUNTIME.glob("sb-lab-*.lock"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path.stem)
+            path.unlink()
+    name = f"sb-lab-{os.getpid()}-{kind}"
+    own = RUNTIME / f"{name}.lock"
+    with open(own, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield name
+        finally:
+            own.unlink(missing_ok=True)
+
+
+def _remove(name: str) -> None:
+    """Remove everything of a laboratory whose process is gone."""
+    namespaces = [path.name for path in Path("/run/netns").glob(f"{name}*") if (path.name + "-").startswith(f"{name}-")]
+    for number in (signal.SIGTERM, signal.SIGKILL):  # an engine that may end in peace also ends its containers
+        pids = {pid for namespace in namespaces for pid in _processes_in(namespace)}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while any(map(_processes_in, namespaces)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    for namespace in namespaces:
+        _run("ip", "netns", "delete", namespace)
+    shutil.rmtree(RUNTIME / f"{name}-exec", ignore_errors=True)
+    (RUNTIME / f"{name}.sock").unlink(missing_ok=True)
+
+
+def _processes_in(namespace: str) -> list[int]:
+    asked = ["ip", "netns", "pids", namespace]
+    done = subprocess.run(asked, check=True, capture_output=True, text=True, env={**os.environ, "PATH": _PATH})
+    return [int(word) for word in done.stdout.split()]
 
 
 @contextlib.contextmanager
@@ -76,7 +123,7 @@ def _daemon(argv: Sequence[str], log_path: Path) -> Iterator[subprocess.Popen[by
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(15)
+            process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -105,15 +152,16 @@ def docker_lab(directory: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
     Raises RuntimeError when it does not start.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    address = f"/tmp/sb-lab-{os.getpid()}.sock"  # short: a socket path is limited to 107 bytes
     log = directory / "dockerd.log"
     with contextlib.ExitStack() as stack:
-        prefix = stack.enter_context(_namespace(f"sb-lab-{os.getpid()}-docker"))
+        lab = stack.enter_context(_laboratory("docker"))
+        address, state = str(RUNTIME / f"{lab}.sock"), str(RUNTIME / f"{lab}-exec")
+        prefix = stack.enter_context(_namespace(lab))
         dockerd = [
-            "dockerd", "--data-root", str(directory / "docker"), "--exec-root", f"/tmp/sb-lab-{os.getpid()}-exec",
+            "dockerd", "--data-root", str(directory / "docker"), "--exec-root", state,
             "-H", f"unix://{address}", "-p", str(directory / "dockerd.pid"),
         ]  # fmt: skip
-        stack.callback(shutil.rmtree, f"/tmp/sb-lab-{os.getpid()}-exec", ignore_errors=True)
+        stack.callback(shutil.rmtree, state, ignore_errors=True)
         process = stack.enter_context(_daemon([*prefix, *dockerd], log))
         _wait_for_socket(address, process, log)
         yield prefix, {"DOCKER_HOST": f"unix://{address}"}
@@ -154,12 +202,12 @@ def ssh_lab(directory: Path, host_count: int) -> Iterator[tuple[list[str], Path]
     if not (directory / "id").exists():
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "id"))
     sshd = shutil.which("sshd", path=_PATH) or "sshd"
-    lab = f"sb-lab-{os.getpid()}"
     known, inventory = [], ["[defaults]", 'user = "root"', f'identity_file = "{directory / "id"}"']
     inventory.append(f'python = "{os.path.realpath(sys.executable)}"')
     inventory.append(f'known_hosts = "{directory / "known_hosts"}"')
     Path(USER_DIRECTORY).mkdir(parents=True, exist_ok=True)  # the mount point in each machine's mount namespace
     with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(_laboratory("ssh"))
         prefix = stack.enter_context(_namespace(f"{lab}-net"))
         _run("ip", "-netns", f"{lab}-net", "link", "add", "br0", "type", "bridge")
         _run("ip", "-netns", f"{lab}-net", "addr", "add", f"{SUBNET}.254/24", "dev", "br0")

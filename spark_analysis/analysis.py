@@ -81,7 +81,7 @@ _RUN_COLUMNS = {
     "run_id": "string", "run_dir": "string", "source": "string", "test_name": "string",
     **dict.fromkeys(GROUP, "string"), "seed": "long", "started_at": "string", "version": "string",
     "verdict": "string", "reason": "string", "operations": "long", "end_ns": "long", "during_ns": "long",
-    "first_anomaly_ns": "long", "first_anomaly_operations": "long", "acknowledged": "long", "lost": "long",
+    "earliest_witness_ns": "long", "earliest_witness_operations": "long", "acknowledged": "long", "lost": "long",
     "duplicated": "long",
 }  # fmt: skip
 

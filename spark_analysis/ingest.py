@@ -435,7 +435,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
         *[
             F.col(f"results.outcome.{name}").alias(name)
             for name in (
-                "reason", "version", "anomalies", "first_anomaly_ns", "first_anomaly_operations", "acknowledged",
+                "reason", "version", "anomalies", "earliest_witness_ns", "earliest_witness_operations", "acknowledged",
                 "lost", "duplicated",
             )
         ],

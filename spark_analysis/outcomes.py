@@ -38,8 +38,8 @@ OUTCOME_TYPE = pa.struct(
         ("reason", pa.string()),
         ("version", pa.string()),
         ("anomalies", pa.list_(pa.struct([("check", pa.string()), ("kind", pa.string()), ("count", pa.int64())]))),
-        ("first_anomaly_ns", pa.int64()),
-        ("first_anomaly_operations", pa.int64()),
+        ("earliest_witness_ns", pa.int64()),
+        ("earliest_witness_operations", pa.int64()),
         ("acknowledged", pa.int64()),
         ("lost", pa.int64()),
         ("duplicated", pa.int64()),
@@ -77,7 +77,7 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
 
 
 def outcome_of_results(content: bytes) -> dict[str, Any]:
-    """The verdict in results.json, its anomalies by kind, and when the first one was complete.
+    """The verdict in results.json, its anomalies by kind, and when the earliest witness was complete.
 
     A check that counts kinds of anomalies (the log checker, those of queues and sets) contributes each kind; any other
     invalid check contributes its name, counted by invalid keys if it has keys. What the workload allows is no anomaly:
@@ -90,7 +90,7 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
     checks = results.get("checks")
     checks = checks if isinstance(checks, dict) else {}
     anomalies: list[dict[str, Any]] = []
-    firsts: list[tuple[int, int]] = []
+    witnesses: list[tuple[int, int]] = []
     outcome = _empty()
     for name, check in checks.items():
         if not isinstance(check, dict):
@@ -113,9 +113,9 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
             number = keys if _is_count(keys) and keys > 0 else 1
             anomalies.append({"check": in_utf8(name), "kind": in_utf8(name), "count": number})
         if is_invalid:
-            first = _completed_by(check.get("witness"))
-            if first is not None:
-                firsts.append(first)
+            completed = _completed_by(check.get("witness"))
+            if completed is not None:
+                witnesses.append(completed)
     reason = in_utf8(str(results.get("reason") or ""))
     ops = results.get("ops")
     counted = [number for number in ops.values() if _is_count(number)] if isinstance(ops, dict) else []
@@ -129,8 +129,8 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
         anomalies=anomalies,
         events=sum(counted) if counted else None,
     )
-    if firsts:
-        outcome["first_anomaly_ns"], outcome["first_anomaly_operations"] = min(firsts)
+    if witnesses:
+        outcome["earliest_witness_ns"], outcome["earliest_witness_operations"] = min(witnesses)
     return outcome
 
 

@@ -18,7 +18,7 @@ from spark_analysis.tables import Table, distribution, group_key
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_FIRST = ("min", "p50", "max")
+_QUANTILES = ("min", "p50", "max")
 
 
 def anomaly_rates(runs: DataFrame) -> Table:
@@ -34,8 +34,8 @@ def anomaly_rates(runs: DataFrame) -> Table:
             F.count(F.lit(1)).alias("runs"),
             those("valid"), those("invalid"), those("unknown"),
             F.sum("operations").alias("operations"),
-            distribution("first_anomaly_ns").alias("first_ns"),
-            distribution("first_anomaly_operations").alias("first_operations"),
+            distribution("earliest_witness_ns").alias("witness_ns"),
+            distribution("earliest_witness_operations").alias("witness_operations"),
         )
         .collect()
     )  # fmt: skip
@@ -45,8 +45,8 @@ def anomaly_rates(runs: DataFrame) -> Table:
             **dict.fromkeys(GROUP, "string"),
             **dict.fromkeys(("runs", "valid", "invalid", "unknown", "operations"), "long"),
             **dict.fromkeys(("rate", "rate_low", "rate_high"), "double"),
-            **{f"first_anomaly_ns_{name}": "long" for name in _FIRST},
-            **{f"first_anomaly_operations_{name}": "long" for name in _FIRST},
+            **{f"earliest_witness_ns_{name}": "long" for name in _QUANTILES},
+            **{f"earliest_witness_operations_{name}": "long" for name in _QUANTILES},
         },
     )
     for row in rows:
@@ -58,8 +58,8 @@ def anomaly_rates(runs: DataFrame) -> Table:
                 "rate": row.invalid / decided if decided else None,
                 "rate_low": interval.low,
                 "rate_high": interval.high,
-                **{f"first_anomaly_ns_{name}": row.first_ns[name] for name in _FIRST},
-                **{f"first_anomaly_operations_{name}": row.first_operations[name] for name in _FIRST},
+                **{f"earliest_witness_ns_{name}": row.witness_ns[name] for name in _QUANTILES},
+                **{f"earliest_witness_operations_{name}": row.witness_operations[name] for name in _QUANTILES},
             }
         )
     table.rows.sort(key=lambda row: group_key(row, GROUP))

@@ -1117,12 +1117,14 @@ def _relay_command(directory: str) -> int:
                 return NO_AGENT_STATUS
             time.sleep(0.02)
         ways = {0: lambda data: connection.sendall(data), connection.fileno(): lambda data: _write_all(1, data)}
-        while True:
-            for descriptor in select.select(list(ways), [], [])[0]:
-                data = os.read(descriptor, 1 << 16)
-                if not data:
-                    return 0
-                ways[descriptor](data)
+        with contextlib.suppress(ConnectionError):  # a daemon that ends with a request unread resets the connection
+            while True:
+                for descriptor in select.select(list(ways), [], [])[0]:
+                    data = os.read(descriptor, 1 << 16)
+                    if not data:
+                        return 0
+                    ways[descriptor](data)
+        return 0
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -254,7 +254,7 @@ def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str,
 
 def _print(cells: Sequence[Cell], clusters: Sequence[str], console: OutputConsole) -> None:
     """Print a row for each form, a column for each cluster, and numbered notes on what is missing or failed."""
-    notes: dict[str, int] = {}
+    notes: dict[str, dict[str, None]] = {}  # reason -> the nemeses that it names, in order
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("nemesis", no_wrap=True)
     for cluster in clusters:
@@ -268,13 +268,16 @@ def _print(cells: Sequence[Cell], clusters: Sequence[str], console: OutputConsol
             cell = by_cluster[cluster]
             text = cell.state
             if cell.state in (MISSING, FAILED):
-                number = notes.setdefault(cell.reason, len(notes) + 1)
-                text = f"{cell.state} ({number})"
+                reason = cell.reason.replace(f"; {nemesis}: ", "; ").removeprefix(f"{nemesis}: ")
+                named = notes.setdefault(reason, {})
+                if reason != cell.reason:
+                    named[nemesis] = None
+                text = f"{cell.state} ({list(notes).index(reason) + 1})"
             shown.append(text)
         table.add_row(f"{nemesis}={form}", *shown)
     console.print(table)
-    for reason, number in notes.items():
-        console.print_line(f"({number}) {reason}")
+    for number, (reason, named) in enumerate(notes.items(), 1):
+        console.print_line(f"({number}) {', '.join(named)}{': ' if named else ''}{reason}")
 
 
 def _split(text: str) -> list[str]:

@@ -21,7 +21,7 @@ from harness.report import OutputConsole
 from harness.report.deciding import jump_of, sentences_of
 from harness.report.page import write_report
 from harness.signals import ignore_repeated_signals, interrupted_by_signals
-from harness.store import RunDir, RunStatus, StoreError, require_writable, store_of
+from harness.store import A_COPY, RunDir, RunStatus, StoreError, require_writable, store_of
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
 
@@ -56,7 +56,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
             f"--cluster sim can be explained; {replaying(run_dir.path)}"
         )
     results = run_dir.read_results()
-    require_writable(run_dir.path)
+    require_writable(run_dir.path, A_COPY)
     try:
         parts = parts_of(test, load_schedule(str(run_dir.schedule_path)))
     except ScheduleError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from harness import registry
 from harness.commands.run import prepare_test, test_from
-from harness.errors import NO_ROOM, HarnessError, OperatorError, SystemUnderTestError
+from harness.errors import EXIT_INVALID, NO_ROOM, HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import ONLY_BY_NAME, left_out
 from harness.exploration.guide import Guide
 from harness.exploration.keeping import keep_run
@@ -104,6 +104,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
         summary = {**summary_of(tally), **learned, "interrupted": is_interrupted, "kept": kept}
         print(json.dumps(summary, indent=2))
     if failure is not None:
+        if tally.invalid:
+            failure.exit_status = EXIT_INVALID
         raise failure
     if tally.runs == 0:
         raise OperatorError("--budget ran out before the first seed started: give more")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.run import announce, enter_namespace, prepare, require_rereadable
-from harness.errors import OperatorError
+from harness.errors import EXIT_INVALID, HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
@@ -37,26 +37,32 @@ def replay_command(arguments: argparse.Namespace) -> int:
     console = OutputConsole(stderr=True)
     verdicts: list[bool | str] = []
     came = waited = 0
-    for number in range(arguments.times):
-        prepared = prepare(arguments)
-        if number == 0:
-            enter_namespace(prepared, arguments)
-            announce(prepared, console)
-        parts = prepared.parts
-        if number:
-            seed = (parts.test.seed + number) % (MAX_SEED + 1)
-            parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
-        if arguments.times > 1:
-            console.print_line(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}")
-        run_dir, results = perform(parts, store, console)
-        verdicts.append(results["valid"])
-        triggers = count_triggers(read_history(run_dir.history_path))
-        came, waited = came + triggers[0], waited + triggers[1]
-        print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
-        if results.get("interrupted") is not None and number + 1 < arguments.times:
-            left = plural(arguments.times - number - 1, "run")
-            console.print_line(f"stopped by {results['interrupted']}; {left} not started")
-            break
+    failure: OperatorError | SystemUnderTestError | HarnessError | None = None
+    try:
+        for number in range(arguments.times):
+            prepared = prepare(arguments)
+            if number == 0:
+                enter_namespace(prepared, arguments)
+                announce(prepared, console)
+            parts = prepared.parts
+            if number:
+                seed = (parts.test.seed + number) % (MAX_SEED + 1)
+                parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
+            if arguments.times > 1:
+                console.print_line(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}")
+            run_dir, results = perform(parts, store, console)
+            verdicts.append(results["valid"])
+            triggers = count_triggers(read_history(run_dir.history_path))
+            came, waited = came + triggers[0], waited + triggers[1]
+            print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
+            if results.get("interrupted") is not None and number + 1 < arguments.times:
+                left = plural(arguments.times - number - 1, "run")
+                console.print_line(f"stopped by {results['interrupted']}; {left} not started")
+                break
+    except (OperatorError, SystemUnderTestError, HarnessError) as error:  # what earlier runs showed is not lost
+        if not verdicts:
+            raise
+        failure = error
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)
     print(f"invalid in {hits} of {len(verdicts)} runs" + (f", unknown in {unknown}" if unknown else ""))
@@ -64,6 +70,10 @@ def replay_command(arguments: argparse.Namespace) -> int:
         print(f"triggers waited for: {came} of {waited} occurred")
     if console.reader_is_gone:
         raise BrokenPipeError
+    if failure is not None:
+        if hits:
+            failure.exit_status = EXIT_INVALID
+        raise failure
     return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0
 
 

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harness import registry
 from harness.errors import OperatorError, nearest
 from harness.report import OutputConsole
 from harness.report.store_page import fault_words, operation_words
@@ -23,11 +24,15 @@ __all__ = ["runs_command"]
 MAX_WIDTH = 10_000
 """Characters of a line, far beyond any terminal, for measuring how wide the table would be."""
 
+NO_PARTS = ("none", "all")
+"""What `--nemesis` of a run may be, beside the names of nemeses."""
+
 COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta", "running": "cyan", "unfinished": "yellow"}
 
 
 def runs_command(arguments: argparse.Namespace) -> int:
-    """Print the selected runs. Returns 0 even if none match; raises OperatorError if there is no store."""
+    """Print the selected runs. Returns 0 even if none match; raises OperatorError if there is no store, or for a name
+    that nothing has."""
     verdicts = [word.strip() for word in arguments.verdict.split(",") if word.strip()]
     for word in verdicts:
         if word not in STATES:
@@ -35,6 +40,7 @@ def runs_command(arguments: argparse.Namespace) -> int:
     store = Store(arguments.store)
     store.require()
     index = read_index(store)
+    _require_known(arguments, index)
     found = select(
         index.runs,
         verdicts=verdicts,
@@ -59,6 +65,26 @@ def runs_command(arguments: argparse.Namespace) -> int:
     for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index):
         console.print_line(line)
     return 0
+
+
+def _require_known(arguments: argparse.Namespace, index: RunIndex) -> None:
+    """Raise OperatorError for a name that neither an installed part nor a run of the store has. A store may have runs
+    of plug-ins that are not installed here."""
+    if index.left_out or index.unreadable:
+        return
+    for kind, singular in registry.KINDS.items():
+        wanted = vars(arguments)[singular]
+        if kind == "nemeses":
+            wanted = wanted.partition("=")[0]
+        installed = registry.names(kind)
+        if not wanted or not installed or wanted in (*installed, *NO_PARTS) or select(index.runs, **{singular: wanted}):
+            continue
+        if kind == "systems" and registry.is_file(wanted):
+            continue
+        raise OperatorError(
+            f"unknown {singular} {wanted!r}{nearest(wanted, installed)}: none of that name is installed, and no run of "
+            f"the store has it; installed: {', '.join(installed)}"
+        )
 
 
 def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:

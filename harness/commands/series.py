@@ -29,7 +29,15 @@ from rich.table import Table
 
 from harness.cli_parser import build_parser
 from harness.commands.run import Cases, Prepared, announce, enter_namespace, prepare, require_rereadable
-from harness.errors import EXIT_HARNESS_FAILED, InterruptedStartError, OperatorError, SystemUnderTestError, nearest
+from harness.errors import (
+    EXIT_HARNESS_FAILED,
+    EXIT_INVALID,
+    HarnessError,
+    InterruptedStartError,
+    OperatorError,
+    SystemUnderTestError,
+    nearest,
+)
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
 from harness.seeded import random_seed
@@ -73,20 +81,28 @@ class _Tally:
     @property
     def worst(self) -> int:
         """Exit status: 1 if any run was invalid, else 255 if any did not start, else 2 if any was unknown, else 0."""
-        return next((status for status in (1, EXIT_HARNESS_FAILED, 2) if status in self.statuses), 0)
+        return next((status for status in (EXIT_INVALID, EXIT_HARNESS_FAILED, 2) if status in self.statuses), 0)
 
 
 def series_command(arguments: argparse.Namespace) -> int:
     """Perform every run of the series and print a summary. Returns the worst verdict's exit status.
 
     Everything is checked before the first run starts. An OperatorError in a run ends the series with a line that names
-    the run. A system that does not start is counted, and after MAX_FAILED_STARTS in a row ends the series.
+    the run; its exit status is still 1 if an earlier run was invalid. A system that does not start is counted, and
+    after MAX_FAILED_STARTS in a row ends the series.
     """
-    with output_of_results(is_json=arguments.json) as output, Cases(arguments) as cases:
-        return _series(arguments, cases, output)
+    tally = _Tally()
+    try:
+        with output_of_results(is_json=arguments.json) as output, Cases(arguments) as cases:
+            _series(arguments, tally, cases, output)
+    except (OperatorError, HarnessError) as error:
+        if tally.worst == EXIT_INVALID:
+            error.exit_status = EXIT_INVALID
+        raise
+    return tally.worst
 
 
-def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
+def _series(arguments: argparse.Namespace, tally: _Tally, cases: Cases, output: TextIO) -> None:
     base_seed = random_seed() if arguments.seed is None else arguments.seed
     options = [[]] if arguments.matrix is None else combinations(arguments.matrix)
     total = len(options) * arguments.test_count
@@ -107,7 +123,6 @@ def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
     enter_namespace(plan[0][1], arguments)
     announce(plan[0][1], console)
     console.print(f"{plural(total, 'run')} of {plural(len(options), 'configuration')}, base seed {base_seed}")
-    tally = _Tally()
     try:
         _perform_all(plan, Store(arguments.store), console, tally, cases)
     finally:  # the finished runs are summarised, whatever ends the series
@@ -116,7 +131,6 @@ def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
             print(json.dumps(tally.results, indent=2, sort_keys=True), file=output)
     if console.reader_is_gone:
         raise BrokenPipeError
-    return tally.worst
 
 
 def _perform_all(

@@ -45,7 +45,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     except ScheduleError as error:
         raise OperatorError(f"{run_dir.name}: {error}") from None
     directory = Path(arguments.out) if arguments.out else run_dir.path / "shrunk"
-    require_writable(directory)
+    require_writable(directory, "choose another place with --out DIR")
     console = OutputConsole(stderr=True)
 
     def say(line: str) -> None:

@@ -49,8 +49,8 @@ class Rehearsal:
     operations: int
     took_s: float
     violation_s: float | None = None
-    """When the first violation became visible (s of the test's time): that of an invariant, or the return of the last
-    operation of a check's witness."""
+    """When the earliest reported violation became visible (s of the test's time): that of an invariant, or the return
+    of the last operation of a check's witness."""
     facts: tuple[Fact, ...] = ()
     """Its behaviour, if requested (harness.exploration.behaviour)."""
     schedule: Schedule | None = None

@@ -11,16 +11,19 @@ __all__ = ["LiveProgress", "OutputConsole", "print_summary"]
 
 import asyncio
 import contextlib
+import os
+import re
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +44,9 @@ LINE_INTERVAL_S = 5.0
 MAX_FAULTS_SHOWN = 4
 VALUE_CHARACTERS = 64
 """Width of a value in the panel; with the row's name and the frame it fits into 80 columns."""
+
+UNLIMITED_COLUMNS = 1_000_000
+"""Width of a pipe or a file. A table cropped at the 80 columns of no window has lost what was cropped."""
 
 MAX_HOSTS_NAMED = 6
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -64,6 +70,19 @@ class OutputConsole(Console):
     reader_is_gone: bool = False
     """Whether output was lost because the reader is gone."""
     _needs_reader: bool = True
+
+    def __init__(self, *, width: int | None = None, **options: Any) -> None:
+        """Like `Console`; but in a pipe or a file, lines are as long as they have to be, unless $COLUMNS is set."""
+        super().__init__(width=width, **options)
+        self._is_wide = width is None and "COLUMNS" not in os.environ and not _is_on_terminal(self.file)
+        if self._is_wide:
+            self.width = UNLIMITED_COLUMNS
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """Without the blanks that fill the rows of a table up to its longest one: a viewer that wraps lines (a CI log)
+        would show them as empty lines."""
+        text = super()._render_buffer(buffer)
+        return re.sub("[ ]+$", "", text, flags=re.MULTILINE) if self._is_wide else text
 
     def print_line(self, text: str, style: str | None = None) -> None:
         """Print one line as it is: no markup, and no line breaks, which would end up in pipes and files as well."""
@@ -93,6 +112,14 @@ class OutputConsole(Console):
             yield
         finally:
             self._needs_reader = before
+
+
+def _is_on_terminal(file: IO[str]) -> bool:
+    """Not whether it takes colours, which $FORCE_COLOR decides."""
+    try:
+        return file.isatty()
+    except (ValueError, AttributeError):  # a closed file, or what a notebook has in place of one
+        return False
 
 
 @contextlib.contextmanager

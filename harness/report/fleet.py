@@ -235,7 +235,7 @@ def _rates(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, 
             "svg": _forest(row, end),
             "operations": count(row["operations"]),
             "kinds": "; ".join(kinds.get(_group(row), [])) or "none",
-            "first": _first(row),
+            "witness": _witness(row),
             "bad": bool(row["invalid"]),
         }
         for row in rates[:MAX_GROUPS]
@@ -257,11 +257,12 @@ def _length(time_ns: float) -> str:
     return duration(time_ns) if time_ns else "0"
 
 
-def _first(row: Row) -> str:
-    if row["first_anomaly_ns_p50"] is None:
+def _witness(row: Row) -> str:
+    """When the earliest witness of a run was complete, and after how many operations: medians."""
+    if row["earliest_witness_ns_p50"] is None:
         return "–"
-    operations = count(row["first_anomaly_operations_p50"])
-    return f"{duration(row['first_anomaly_ns_p50'])}, {operations} operations"
+    operations = count(row["earliest_witness_operations_p50"])
+    return f"{duration(row['earliest_witness_ns_p50'])}, {operations} operations"
 
 
 def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:
@@ -304,7 +305,7 @@ def _fault_kinds(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list
             "per_s": "–" if row["ok_per_s"] is None else _figure(row["ok_per_s"]),
             "back": [_recovery_words(row, name) for name in _RECOVERIES],
         }
-        for row in rows[:MAX_ROWS]
+        for row in rows
     ]
 
 
@@ -371,6 +372,7 @@ def _latency(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str
         "rows": [_latency_row(row, labels, low, high) for row in together[:MAX_ROWS]],
         "nodes": [_latency_row(row, labels, low, high) for row in by_node[:MAX_ROWS]],
         "left_out": max(0, len(together) - MAX_ROWS),
+        "nodes_left_out": max(0, len(by_node) - MAX_ROWS),
         "error": max((row["relative_error"] for row in good), default=0.0),
     }
 
@@ -442,7 +444,7 @@ def render_fleet(data: FleetData) -> str:
     left_out = sum(bool(row["left_out"]) for row in problems)
     verdict, sentence, below = headline(rates, data.rows("checks"), left_out=left_out)
     kept = [row for row in data.rows("notable_runs")]
-    availability = _availability(data, labels)
+    availability, fault_kinds = _availability(data, labels), _fault_kinds(data, labels)
     return report_template("fleet.html").render(
         css=style("report.css", "fleet.css"),
         data=data,
@@ -453,7 +455,8 @@ def render_fleet(data: FleetData) -> str:
         rates=_rates(data, labels),
         availability=availability[:MAX_GROUPS],
         availability_left_out=max(0, len(availability) - MAX_GROUPS),
-        fault_kinds=_fault_kinds(data, labels),
+        fault_kinds=fault_kinds[:MAX_ROWS],
+        fault_kinds_left_out=max(0, len(fault_kinds) - MAX_ROWS),
         latency=_latency(data, labels),
         checks=_checks(data),
         notable=kept[:MAX_ROWS],
@@ -465,4 +468,5 @@ def render_fleet(data: FleetData) -> str:
         left_out_count=left_out,
         remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
         problem_count=len(problems),
+        problems_left_out=max(0, left_out - MAX_ROWS) + max(0, len(problems) - left_out - MAX_ROWS),
     )

@@ -449,4 +449,5 @@ def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -
         has_logs=bool(replay.logs),
         has_logged_roles=bool(replay.roles) and not replay.is_asked,
         has_messages=bool(messages),
+        is_decided=replay.decided is not None,
     )

@@ -796,10 +796,12 @@ class GuestSystem:
                 return CheckOutcome("unknown" if self._mistakes() or gone else False, reason, details)
             await asyncio.sleep(POLL_S)
         hosts = f"{len(self._hosts)} host{'s' if len(self._hosts) > 1 else ''}"
-        outcome = CheckOutcome(True, f"{hosts} served after {loop.time() - began_s:.1f} s")
+        reason = f"{hosts} served after {loop.time() - began_s:.1f} s"
         if type(self._system).state is not System.state:
-            await self._wait_until_equal(began_s + (QUESTION_TIMEOUT_S if self._is_apart else timeout_s))
-        return outcome
+            is_equal = await self._wait_until_equal(began_s + (QUESTION_TIMEOUT_S if self._is_apart else timeout_s))
+            held = "were equal after" if is_equal else "could not be seen to be equal within"
+            reason += f", and the states {held} {loop.time() - began_s:.1f} s"
+        return CheckOutcome(True, reason)
 
     async def _serves_from_the_background(self, name: str) -> bool:
         """Whether a host is served by processes other than its programs, after one of those exited with status 0: it
@@ -811,18 +813,18 @@ class GuestSystem:
             return False
         return await self._is_ready(self._hosts[name])
 
-    async def _wait_until_equal(self, deadline_s: float) -> None:
-        """Poll the replicas' states until they are equal, or until the deadline."""
+    async def _wait_until_equal(self, deadline_s: float) -> bool:
+        """Poll the replicas' states until they are equal, or until the deadline. Returns whether they are."""
         while True:
             self._states = await self._read_states()
             unread = [state for state in self._states.values() if isinstance(state, _Unread)]
             if any(state.is_mistake for state in unread):
-                return
+                return False
             if not unread and len({_as_text(state) for state in self._states.values()}) == 1:
-                return
+                return True
             if asyncio.get_running_loop().time() > deadline_s:
                 self._is_apart = True
-                return
+                return False
             await asyncio.sleep(POLL_S)
 
     async def _absent(self) -> dict[str, str]:

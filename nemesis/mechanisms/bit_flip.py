@@ -2,7 +2,7 @@
 
 flip DATA FILES PLACE BIT        flips, and prints the file, the offset, the byte before and after, and the
                                  file's inode
-restore PATH OFFSET BEFORE AFTER restores the byte, unless it has been changed since
+restore PATH OFFSET BEFORE AFTER restores the byte, unless it has been changed since, and reads it back
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ else:
     path, (offset, before, after) = sys.argv[2], map(int, sys.argv[3:])
     if os.path.isfile(path) and get(path, offset) == bytes([after]):
         put(path, offset, before)
+        if (now := get(path, offset)) != bytes([before]):
+            sys.exit("byte %d of %s is not %d again but %s" % (offset, path, before, list(now)))
 """
 
 

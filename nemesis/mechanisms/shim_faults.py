@@ -380,7 +380,8 @@ class ShimDisks:
         status, output, errors = await access.run(host, argv, stdin=FLIP_SCRIPT, timeout_s=FLIP_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            raise RuntimeError(f"no bit could be flipped on {host}: {said}")
+            what = "no bit could be flipped" if arguments[0] == "flip" else "a flipped bit was not restored"
+            raise RuntimeError(f"{what} on {host}: {said}")
         return output
 
     async def release(self, fault_id: str) -> None:

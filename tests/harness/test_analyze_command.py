@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
@@ -13,6 +14,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from harness import cli
+from harness import store as stores
 from harness.clusters.sim.cluster import SimCluster
 from harness.errors import OperatorError
 from harness.history_writer import HistoryWriteError
@@ -281,6 +283,27 @@ def test_analyze_prints_the_verdict_if_the_report_cannot_be_written(
     said = capsys.readouterr()
     assert said.out.strip().startswith("VALID: ") and "report  " not in said.out
     assert said.err == f"harness: cannot write {run_dir.report_path}: Is a directory\n"
+
+
+def test_analyze_in_a_read_only_store_advises_to_copy_the_run(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its --store says where the run is; another one would not have it."""
+    real = stores.replace_file
+
+    def refuse(path: Path, *rest: Any, **options: Any) -> None:
+        if path.is_relative_to(run_dir.path):
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(stores, "replace_file", refuse)
+    assert analyze(run_dir) == 254
+    said = capsys.readouterr()
+    assert said.out.strip().startswith("VALID: ")
+    advice = "copy the run to another place, and give the command the path of the copy"
+    assert said.err == f"harness: cannot write {run_dir.results_path}: the file system is read-only; {advice}\n"
+    copy = shutil.copytree(run_dir.path, tmp_path / "copy")
+    assert cli.main(["analyze", str(copy)]) == 0, "the advice holds"
 
 
 def test_run_prints_the_verdict_if_the_report_cannot_be_written(

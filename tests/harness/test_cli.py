@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -393,3 +394,27 @@ def test_what_a_plug_in_raises_while_the_words_are_parsed_is_no_verdict_either(
     assert main(["run", str(tmp_path / "mine.py")]) == 255
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("entry", ["-m", "script"])
+def test_an_interrupt_during_the_imports_is_one_line_too(tmp_path: Path, entry: str) -> None:
+    """Raised in a string of code, as those of dataclasses are, which CPython answers by SIGINT even if it is caught."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = scripts["harness"].partition(":")
+    start = "import runpy; runpy.run_module('harness', run_name='__main__')"
+    if entry == "script":
+        start = f"from {module} import {function}; sys.exit({function}())"
+    interrupts = """
+import sys
+import tomllib
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "harness.cli":
+            exec("raise KeyboardInterrupt")
+sys.meta_path.insert(0, Interrupts())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", interrupts + start], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (255, "harness: interrupted\n")

@@ -18,6 +18,7 @@ from harness.commands import doctor, doctor_programs
 from harness.commands.new import source_for
 from harness.errors import OperatorError
 from harness.faults.prove import prove_variants
+from harness.report import OutputConsole
 from harness.run_state import load_run, state_path
 from nemesis.mechanisms.shim import why_no_shim
 
@@ -240,3 +241,21 @@ def test_clusters_with_the_same_link_mechanism_share_a_line(
         "links on docker, ssh are shaped by netem if every host's kernel has it, else by the relay",
         "links on local are shaped by proxies",
     ]
+
+
+def test_a_reason_of_several_nemeses_is_one_note_that_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    def cell(nemesis: str, cluster: str, *reasons: str) -> doctor.Cell:
+        return doctor.Cell(nemesis, "a", cluster, doctor.MISSING if reasons else doctor.WORKS, "; ".join(reasons))
+
+    cells = [
+        cell("disk-full", "local", "disk-full: one file system", "disk-full: no room"),
+        cell("disk-full", "ssh", "give it"),
+        cell("power", "local", "power: one file system; no room"), cell("power", "ssh", "give it"),
+        cell("resources", "local", "resources: one file system"), cell("resources", "ssh"),
+    ]  # fmt: skip
+    doctor._print(cells, ["local", "ssh"], OutputConsole(width=80))
+    *table, first, second, third = capsys.readouterr().out.splitlines()
+    rows = [" ".join(line.split()) for line in table if "=a" in line]
+    assert rows == ["disk-full=a - (1) - (2)", "power=a - (1) - (2)", "resources=a - (3) works"]
+    assert first == "(1) disk-full, power: one file system; no room"
+    assert (second, third) == ("(2) give it", "(3) resources: one file system")

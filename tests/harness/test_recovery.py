@@ -44,6 +44,30 @@ def test_a_system_that_recovers_passes_the_check(memory_run: Any) -> None:
     assert results["checks"]["recovers"] == {"valid": True, "reason": "back at once"}
 
 
+LATE = CheckOutcome(True, "5 replicas were back and equal after 61.3 s")
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"), [(CheckOutcome(True, "5 replicas were back and equal after 0.0 s"), LATE), (LOST, LOST)]
+)
+def test_the_time_to_recover_is_that_of_the_wait_after_the_healing(
+    memory_run: Any, second: CheckOutcome, expected: CheckOutcome
+) -> None:
+    """The wait that follows the final reads counts only if it finds that the system is no longer back."""
+
+    def twice(system: Any) -> None:
+        outcomes = iter([LATE, second])
+
+        async def recover(*, timeout_s: float) -> CheckOutcome:
+            return next(outcomes)
+
+        system.recover = recover
+
+    _, results, _ = memory_run(system=twice)
+    found = results["checks"]["recovers"]
+    assert found["valid"] is expected.valid and found["reason"].startswith(expected.reason), found
+
+
 def test_recovery_is_unknown_if_a_fault_was_not_proven_healed(memory_run: Any) -> None:
     def lost_and_stuck(system: Any) -> None:
         system.recovery = LOST
@@ -221,7 +245,10 @@ HUNG = CheckOutcome("unknown", "not back after 5 s: status(n1) hung", {CLIENTS_D
 def test_a_system_that_answers_in_some_round_keeps_its_outcome(
     monkeypatch: pytest.MonkeyPatch, outcome: CheckOutcome, rounds: tuple[dict[str, Any], ...]
 ) -> None:
-    assert read_rounds(monkeypatch, outcome, *rounds) == (outcome, len(rounds))
+    found, done = read_rounds(monkeypatch, outcome, *rounds)
+    assert (found.valid, found.details, done) == (outcome.valid, outcome.details, len(rounds))
+    late = r"; the final operations succeeded after another \d+\.\d s" if done > 1 else ""
+    assert re.fullmatch(re.escape(outcome.reason) + late, found.reason), found
 
 
 @pytest.mark.parametrize("outcome", [BACK, HUNG])

@@ -109,6 +109,8 @@ def test_a_schedule_from_stdin_is_refused_if_a_user_namespace_is_entered(
         ([True, "unknown", True], 2, "invalid in 0 of 3 runs, unknown in 1\n"),
         (["unknown", True, False], 1, "invalid in 1 of 3 runs, unknown in 1\n"),
         (["stopped", True, True], 2, "invalid in 0 of 1 runs, unknown in 1\n"),
+        ([False, OperatorError("the disk is full")], 1, "invalid in 1 of 1 runs\n"),
+        ([True, OperatorError("the disk is full")], 254, "invalid in 0 of 1 runs\n"),
     ],
 )
 def test_the_exit_status_is_that_of_the_worst_run(
@@ -120,6 +122,8 @@ def test_the_exit_status_is_that_of_the_worst_run(
 
     def perform(parts: Any, store: Any, console: Any) -> Any:
         valid = left.pop(0)
+        if isinstance(valid, Exception):
+            raise valid
         interrupted = "SIGINT after 0.1 s" if valid == "stopped" else None
         run_dir = SimpleNamespace(history_path=tmp_path / "history.jsonl", report_path=tmp_path / "report.html")
         return run_dir, {"valid": "unknown" if interrupted else valid, "interrupted": interrupted}

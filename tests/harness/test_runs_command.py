@@ -115,6 +115,17 @@ def test_runs_that_are_not_shown_are_counted(place: Path, runs: Runs) -> None:
     assert nothing.splitlines() == ["no matching runs", "the store has 5 runs"]
 
 
+def test_a_name_that_only_a_run_of_the_store_has_is_known(place: Path, runs: Runs) -> None:
+    """It was made with a plug-in that is not installed here, or is a file."""
+    run = Store(place / "store").create("mine-feed-flood")
+    run.write_test({"system": "plugins/mine.py", "workload": "feed", "nemesis": ["flood=all"], "cluster": "cloud"})
+    run.release()
+    for words in (["--workload", "feed"], ["--nemesis", "flood"], ["--system", "mine"], ["--cluster", "cloud"]):
+        assert "mine-feed-flood/2" in runs(*words, cwd=place).stdout, words
+    for words in (["--system", "other.py"], ["--nemesis", "none"], ["--workload", "log"]):
+        assert "no matching runs" in runs(*words, cwd=place).stdout, words
+
+
 def test_runs_are_printed_as_json(place: Path, runs: Runs) -> None:
     data = json.loads(runs("--json", "--limit", "2", cwd=place).stdout)
     assert [run["verdict"] for run in data["runs"]] == ["unfinished", "running"]
@@ -146,6 +157,10 @@ def test_markup_in_a_test_is_printed_as_text(tmp_path: Path, runs: Runs) -> None
         (["--store", "nowhere"], "there is no store at"),
         (["--verdict", "vald"], "unknown verdict 'vald' (did you mean valid?)"),
         (["--limit", "0"], "must be at least 1"),
+        (["--workload", "regster"], "unknown workload 'regster' (did you mean register?): none of that name is inst"),
+        (["--nemesis", "kil=sigkill"], "unknown nemesis 'kil' (did you mean kill?): "),
+        (["--system", "brokr", "--json"], "unknown system 'brokr' (did you mean broker?): "),
+        (["--cluster", "netnss"], "unknown cluster 'netnss' (did you mean netns?): "),
     ],
 )
 def test_invalid_options_are_refused_in_one_line(place: Path, runs: Runs, words: list[str], expected: str) -> None:

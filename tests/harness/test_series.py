@@ -11,7 +11,7 @@ import pytest
 
 from harness import cli
 from harness.commands import series
-from harness.errors import InterruptedStartError, OperatorError, SystemUnderTestError
+from harness.errors import HarnessError, InterruptedStartError, OperatorError, SystemUnderTestError
 
 
 def matrix(tmp_path: Path, text: str) -> str:
@@ -154,6 +154,16 @@ def test_an_operator_error_ends_the_series_and_names_the_run(
     assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 earlier run kept)"
 
 
+@pytest.mark.parametrize("error", [OperatorError("the disk is full"), HarnessError("interrupted while checking")])
+def test_an_error_after_an_invalid_run_ends_the_series_with_the_status_of_the_violation(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    _, outcomes = performed
+    outcomes += [False, error]
+    assert run(tmp_path) == 1
+    assert str(error) in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("verdict", "status"), [(True, 255), ("unknown", 255), (False, 1)])
 def test_three_failed_starts_in_a_row_end_the_series(
     tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], verdict: bool | str, status: int
@@ -182,15 +192,13 @@ def test_an_interruption_while_a_system_starts_ends_the_series_too(
     assert "stopped; 8 runs left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(OperatorError("the disk is full"), 254), (SystemUnderTestError("no leader"), 1)]
-)
+@pytest.mark.parametrize("error", [OperatorError("the disk is full"), SystemUnderTestError("no leader")])
 def test_json_results_of_earlier_runs_are_printed_if_an_error_ends_the_series(
-    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception, status: int
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     _, outcomes = performed
     outcomes += [False, *[error] * 3]
-    assert run(tmp_path, "--test-count", "5", "--json") == status
+    assert run(tmp_path, "--test-count", "5", "--json") == 1
     assert [results["valid"] for results in json.loads(capsys.readouterr().out)] == [False]
 
 

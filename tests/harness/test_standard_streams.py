@@ -99,8 +99,11 @@ def test_characters_that_the_output_cannot_encode_are_escaped(tmp_path: Path) ->
 
 
 def test_a_terminal_width_of_0_is_ignored(tmp_path: Path) -> None:
-    usual, none = (shell("-m harness list", tmp_path, COLUMNS=columns).stdout for columns in ("80", "0"))
-    assert usual and none == usual
+    script = "import sys; from rich.console import Console; from harness.standard_streams import complete_streams; "
+    script += "complete_streams(); print(Console().width)"
+    widths = [shell(f"-c '{script}'", tmp_path, COLUMNS=columns).stdout for columns in ("80", "0")]
+    assert widths == ["80\n"] * 2
+    assert len(shell("-m harness list", tmp_path, COLUMNS="0").stdout.splitlines()) > 20
 
 
 @pytest.mark.parametrize("words", ["runs", "analyze latest", RUN[11:]])

@@ -363,6 +363,8 @@ def test_require_writable_refuses_an_unwritable_store_and_creates_nothing(tmp_pa
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(StoreError, match="permission denied; choose another place with --store DIR"):
         require_writable(tmp_path / "store")
+    with pytest.raises(StoreError, match="permission denied; choose another place with --out DIR"):
+        require_writable(tmp_path / "store", "choose another place with --out DIR")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -144,7 +144,7 @@ class RecountedRun:
     def _checks(self) -> dict[str, Any]:
         return (self.results or {"checks": {}})["checks"]  # type: ignore[no-any-return]
 
-    def first_anomaly(self) -> tuple[int, int] | None:
+    def earliest_witness(self) -> tuple[int, int] | None:
         found = []
         for check in self._checks().values():
             witness = check.get("witness")

@@ -82,7 +82,7 @@ def test_an_invalid_check_without_counts_is_an_anomaly_and_the_earliest_violatio
         replicas=check("unknown", 100, 0), leaders=check(True, 100, 0),
     )  # fmt: skip
     assert [(each["check"], each["count"]) for each in found["anomalies"]] == [("linearizable", 3), ("recovers", 1)]
-    assert (found["first_anomaly_ns"], found["first_anomaly_operations"]) == (500, 5)
+    assert (found["earliest_witness_ns"], found["earliest_witness_operations"]) == (500, 5)
 
 
 def test_counts_of_several_checks_are_added_and_odd_ones_are_none() -> None:
@@ -117,7 +117,7 @@ def test_a_witness_is_complete_with_the_end_of_its_last_operation(
     operations: list[Any], first: tuple[Any, Any]
 ) -> None:
     found = results(False, linearizable={"valid": False, "witness": {"operations": operations}})
-    assert (found["first_anomaly_ns"], found["first_anomaly_operations"]) == first
+    assert (found["earliest_witness_ns"], found["earliest_witness_operations"]) == first
 
 
 def identity(**test: Any) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def test_rates_agree_with_a_recount(analysis: Any, runs: Any, recounting: Module
         low, high = recounting.wilson_by_search(tally[1], decided)
         assert row["rate_low"] == pytest.approx(low, abs=1e-12)
         assert row["rate_high"] == pytest.approx(high, abs=1e-12)
-        firsts = [run.first_anomaly() for run in members if run.first_anomaly()]
-        for at, name in ((0, "first_anomaly_ns"), (1, "first_anomaly_operations")):
+        firsts = [run.earliest_witness() for run in members if run.earliest_witness()]
+        for at, name in ((0, "earliest_witness_ns"), (1, "earliest_witness_operations")):
             expected = recounting.quantiles([first[at] for first in firsts])
             assert {key: row[f"{name}_{key}"] for key in ("min", "p50", "max")} == {
                 key: expected[key] for key in ("min", "p50", "max")

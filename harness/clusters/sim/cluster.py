@@ -173,7 +173,7 @@ class SimCluster:
         if (interface, ability) == ("links", "corrupt"):
             return "the simulated network drops corrupted data: use --nemesis link=loss, which has the same effect"
         if interface == "disks" and ability not in DISK_ABILITIES:
-            return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
+            return "simulated hosts have disks but no file systems of their own: use --cluster netns"
         return None
 
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -493,3 +494,25 @@ def test_a_failed_undo_command_keeps_the_host_claimed(tmp_path: Path) -> None:
 
     with_host(tmp_path, scenario)
     assert able.exists()
+
+
+def test_a_relay_whose_agent_ends_with_a_request_unread_ends_quietly(tmp_path: Path) -> None:
+    """The kernel resets such a connection."""
+    agent = shutil.copy(AGENT, tmp_path / "agent.py")  # beside it there, `select` is a module of ours
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(60)
+        server.bind(str(tmp_path / host_agent.SOCKET))
+        server.listen()
+        relay = subprocess.Popen(
+            [sys.executable, agent, "relay", str(tmp_path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert relay.stdin is not None
+        connection, _ = server.accept()
+        relay.stdin.write(b'{"op": "run"}\n')
+        relay.stdin.flush()
+        assert connection.recv(1, socket.MSG_PEEK) == b"{"
+        connection.close()
+        relay.wait(timeout=60)  # its input stays open: it would end with that, too
+        out, err = relay.communicate()
+    assert (relay.returncode, out, err) == (0, b"", b"")

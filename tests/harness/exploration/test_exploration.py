@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from harness import cli
 from harness.cli_options import SEARCHED_LOAD, duration_s
-from harness.errors import EXIT_HARNESS_FAILED, HarnessError, OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.execution import Parts, perform
 from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
@@ -611,7 +611,7 @@ def test_failures_are_stored_even_if_a_process_is_killed(
     monkeypatch.setattr("harness.commands.explore.explore", partial(explore, pool=_Dying(1)))
     options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
     line = ["explore", *options, "--seeds", "5", "--jobs", "1", "--store", str(tmp_path / "store"), "--json"]
-    assert main(line) == EXIT_HARNESS_FAILED
+    assert main(line) == 1, "a violation is certain, however the search ended"
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert (found["runs"], found["invalid"], found["interrupted"]) == (1, 1, True)

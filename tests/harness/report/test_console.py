@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 
 import harness.report.console as module
 from harness.live_stats import FaultStatus, LiveStats
 from harness.pasteable import harness_command
 from harness.report import LiveProgress, OutputConsole, print_summary
-from harness.report.console import sparkline
+from harness.report.console import UNLIMITED_COLUMNS, sparkline
 from tests.terminals import open_terminal
 
 S = 1_000_000_000
@@ -360,3 +361,37 @@ def test_a_line_that_is_not_for_a_terminal_is_printed_unbroken_and_without_marku
     line = "seed 7: UNKNOWN: fault f2 (link rate@minority): [bold] " + "a long reason " * 20
     OutputConsole(file=out).print_line(line.rstrip())
     assert out.getvalue() == line.rstrip() + "\n"
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_table_that_is_not_for_a_terminal_is_neither_cropped_nor_padded(
+    forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Colours may be wanted in a CI log, which has no width either."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1" if forced else "")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("fault", "how"):
+        table.add_column(name, no_wrap=True)
+    table.add_row("kill", "a signal")
+    table.add_row("disk-stall", "a long reason " * 20 + "ends")
+    OutputConsole(file=(out := io.StringIO()), color_system=None, force_terminal=None).print(table)
+    assert [line for line in out.getvalue().splitlines() if line] == [
+        "fault       how", "kill        a signal", "disk-stall  " + "a long reason " * 20 + "ends",
+    ]  # fmt: skip
+
+
+def test_a_table_that_is_not_for_a_terminal_has_the_width_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    OutputConsole(file=(out := io.StringIO())).print("a long reason " * 20)
+    assert 1 < max(map(len, out.getvalue().splitlines())) <= 30
+
+
+def test_a_terminal_keeps_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    reader, writer = open_terminal()
+    try:
+        with open(writer, "w") as terminal:
+            assert OutputConsole(file=terminal).width < UNLIMITED_COLUMNS
+    finally:
+        os.close(reader)

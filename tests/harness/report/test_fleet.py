@@ -30,8 +30,8 @@ def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.
         "nemesis": "partition", "cluster": "local", "runs": decided + unknown, "valid": valid, "invalid": invalid,
         "unknown": unknown, "operations": 1000, "rate": invalid / decided if decided else None,
         "rate_low": 0.72 if invalid else 0.0, "rate_high": 1.0 if invalid else high,
-        "first_anomaly_ns_p50": 1_500_000_000 if invalid else None,
-        "first_anomaly_operations_p50": 321 if invalid else None,
+        "earliest_witness_ns_p50": 1_500_000_000 if invalid else None,
+        "earliest_witness_operations_p50": 321 if invalid else None,
     }  # fmt: skip
 
 
@@ -134,7 +134,8 @@ def test_the_page_is_one_file_and_escapes_the_texts_of_runs() -> None:
     assert "<script" not in page
     assert "http://" not in page and "https://" not in page
     assert "3 lost (3,000 per million)" in page
-    assert "1.5 s, 321 operations" in page
+    assert "1.5 s, 321 operations" in page and "Earliest witness after (median)" in page
+    assert "First anomaly" not in page, "a check shows one witness, which need not be its first"
     assert "torn &amp; broken" in page
     assert page.index("violated a guarantee") < page.index("What went wrong")
 
@@ -179,6 +180,37 @@ def test_rows_that_the_page_has_no_room_for_are_counted() -> None:
     assert "3 more configurations in the table <code>rates</code>" in page
     assert "3 more configurations in the table <code>availability</code>" in page
     assert "115 more runs that are not valid" in page
+
+
+def test_rows_of_folded_tables_and_remarks_that_the_page_has_no_room_for_are_counted() -> None:
+    group = {name: rate("log", 1, 0)[name] for name in ("system", "configuration", "workload", "nemesis", "cluster")}
+    recoveries = {
+        f"recovery_after_{name}_ns_{part}": 0 for name in ("start", "heal") for part in ("p50", "p90", "max", "missing")
+    }
+    kinds = [
+        {**group, **recoveries, "fault_nemesis": "kill", "variant": f"v{number}", "faults": 1, "ok_share": 1.0,
+         "ok_per_s": 1.0}
+        for number in range(202)
+    ]  # fmt: skip
+    figures = dict.fromkeys(("p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"), 5)
+    latency = [
+        {**group, **figures, "f": "read", "outcome": "ok", "node": node, "phase": phase, "operations": 1,
+         "relative_error": 0.0}
+        for node, phase in [("all", "during"), *((f"n{number}", "all") for number in range(203))]
+    ]  # fmt: skip
+    problems = [{"run": f"r{number}", "problem": "odd", "left_out": number < 205} for number in range(205 + 206)]
+    data = FleetData(
+        place="store", runs=1, operations=1, first_started_at=None, last_started_at=None, unavailable_after_ms=1000,
+        took_s=1.0,
+        tables={
+            "rates": [rate("log", 1, 0)], "outcomes": [{**group, "in_fault": False, "ok": 1, "fail": 0, "info": 0}],
+            "fault_kinds": kinds, "latency": latency, "problems": problems,
+        },
+    )  # fmt: skip
+    page = render_fleet(data)
+    assert "2 more rows in the table <code>fault_kinds</code>" in page and "v199<" in page and "v200" not in page
+    assert "3 more rows in the table <code>latency</code>" in page
+    assert "11 more rows in the table <code>problems</code>" in page
 
 
 def test_recoveries_that_never_came_are_shown_with_every_kind_of_fault() -> None:

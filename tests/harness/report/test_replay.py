@@ -227,6 +227,18 @@ def test_the_page_holds_the_replay_as_columns(run: RunDir) -> None:
     assert (data["operations"]["start"], data["operations"]["length"]) == ([30_000, 5_000], [12_000, -1])
 
 
+def test_the_legend_names_the_marks_that_the_page_has(run: RunDir) -> None:
+    run.write_results({"valid": False, "checks": {"recovers": {"valid": False, "reason": "nobody takes writes"}}})
+    replay = collect_replay(run)
+    shown = {"violation": bool(replay.violations), "where it was decided": False}
+    for decided in (None, (10_000, 20_000)):
+        replay.decided, shown["where it was decided"] = decided, decided is not None
+        legend = re.findall(r'<li><i class="key \w+"></i>([^<]+)</li>', replay_page(replay))
+        assert {name: name in legend for name in shown} == shown
+    run.write_results({"valid": True, "checks": {}})
+    assert "</i>violation</li>" not in replay_page(collect_replay(run))
+
+
 def test_the_replay_of_a_part_has_only_its_messages_and_operations(run: RunDir) -> None:
     replay = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
     assert [m.source for m in replay.messages] == ["clients"]

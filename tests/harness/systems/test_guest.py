@@ -552,6 +552,24 @@ def write_with_asyncio(write: Write, more: str) -> str:
     return name
 
 
+def test_recovery_tells_when_the_replicas_agreed(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    more = """
+        asked = 0
+        async def state(self, host):
+            self.asked += 1
+            return host.name if self.asked <= 8 else "equal"
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            outcome = await system.recover(timeout_s=60.0)
+        told = re.fullmatch(r"2 hosts served after (\S+) s, and the states were equal after (\S+) s", outcome.reason)
+        assert outcome.valid is True and told, outcome
+        assert float(told[2]) >= float(told[1]) + 3 * guest.POLL_S, outcome
+
+    asyncio.run(main())
+
+
 def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: RunState, tmp_path: Path) -> None:
     more = """
         asked = 0
@@ -562,7 +580,8 @@ def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: 
 
     async def main() -> None:
         async with system_of(write(more), run_state, tmp_path) as system:
-            assert (await system.recover(timeout_s=0.5)).valid is True
+            outcome = await system.recover(timeout_s=0.5)
+            assert outcome.valid is True and "the states could not be seen to be equal within 0." in outcome.reason
             assert system._is_apart and system._system.asked > 2
             outcome = (await system.check(started_wall_ms=0))["replicas"]
             assert (outcome.valid, outcome.reason) == (False, 'replicas differ: n1 holds "n1" and n2 holds "n2"')

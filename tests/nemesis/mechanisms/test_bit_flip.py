@@ -14,9 +14,9 @@ from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, FlippedBits, flip_arguments
 from nemesis.target import BitFlipped
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, script: str = FLIP_SCRIPT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", "-S", "-", *arguments], input=FLIP_SCRIPT, capture_output=True, text=True, timeout=30
+        [sys.executable, "-I", "-S", "-", *arguments], input=script, capture_output=True, text=True, timeout=30
     )
 
 
@@ -32,6 +32,15 @@ def test_one_bit_of_the_largest_file_is_flipped_and_put_back(tmp_path: Path) -> 
     for _ in range(2):
         assert run(*restore_arguments(flipped)).returncode == 0
         assert large.read_bytes() == content
+
+
+def test_a_byte_that_is_not_restored_although_it_was_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a")
+    flipped = parse_flip(run(*flip_arguments(str(tmp_path), "log", 0.5, 1)).stdout)
+    write = "file.write(bytes([value]))"
+    assert FLIP_SCRIPT.count(write) == 1
+    done = run(*restore_arguments(flipped), script=FLIP_SCRIPT.replace(write, "file.write(b'?')"))
+    assert (done.returncode, done.stderr) == (1, f"byte 0 of {tmp_path / 'log'} is not 97 again but [63]\n")
 
 
 def test_a_file_of_zeros_has_no_bit_to_flip(tmp_path: Path) -> None:
