@@ -58,10 +58,11 @@ _NONE_V1 = 1 << 60
 
 @dataclass(slots=True)
 class _Lowered:
-    """The soft limit on descriptors of a limited process, before (`was`) and now."""
+    """The soft limit on descriptors of a limited process, before (`was`), and the highest that it has been lowered to:
+    what the process started meanwhile may have inherited any."""
 
     was: int
-    now: int
+    highest: int
 
 
 class OwnResources:
@@ -215,20 +216,23 @@ class OwnResources:
 
     def _lower_to_lowest_free(self, host: str, members: Sequence[ProcessMember]) -> None:
         lowered = self._lowered.setdefault(host, {})
+        highest = _highest(lowered)
         for member in members:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 soft, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
                 number = min(_lowest_free(member.pid), soft)
-                was = lowered.get((member.pid, member.start_ticks), _Lowered(soft, soft)).was
+                # One that was started meanwhile has inherited its limit.
+                new = next(iter(lowered.values())) if soft <= highest else _Lowered(soft, number)
+                before = lowered.get((member.pid, member.start_ticks), new)
                 resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (number, hard))
-                lowered[member.pid, member.start_ticks] = _Lowered(was, number)
+                lowered[member.pid, member.start_ticks] = _Lowered(before.was, max(before.highest, number))
 
     async def _raise_descriptors(self, host: str) -> None:
         """Restore the limits, also of processes that were started meanwhile and inherited theirs."""
         lowered = self._lowered.get(host, {})
         if not lowered:
             return
-        highest = max(one.now for one in lowered.values())
+        highest = _highest(lowered)
         anyone = next(iter(lowered.values()))
         for member in await self._members(host):
             with contextlib.suppress(ProcessLookupError):
@@ -240,7 +244,7 @@ class OwnResources:
 
     def _descriptor_usage(self, host: str, members: Sequence[ProcessMember]) -> ResourceUse:
         lowered = self._lowered.get(host, {})
-        highest = max((one.now for one in lowered.values()), default=-1)
+        highest = _highest(lowered)
         limits: dict[ProcessMember, int] = {}
         for member in members:
             with contextlib.suppress(ProcessLookupError):
@@ -257,6 +261,11 @@ class OwnResources:
             if lowered and not waiting:
                 self._open_probes(host, members)  # all were accepted; the next look will show whether more are
         return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "no process is running")
+
+
+def _highest(lowered: Mapping[tuple[int, int], _Lowered]) -> int:
+    """The highest limit that any of these processes has been lowered to; -1 if there are none."""
+    return max((one.highest for one in lowered.values()), default=-1)
 
 
 def _write_cpu(path: str, quota_us: int | None) -> None:

@@ -468,3 +468,50 @@ def test_descriptor_limits_that_could_not_be_undone_are_undone_when_that_is_repe
     finally:
         child.kill()
         child.communicate()
+
+
+FORKS = """
+import os, sys, time
+held = os.open("/dev/null", os.O_RDONLY)
+print("up", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if child:
+    os.close(held)
+    print(child, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("begins_at", [2, 7], ids=["between two looks", "between two faults"])
+def test_a_process_started_under_a_descriptor_limit_gets_the_limit_of_before_back(begins_at: int) -> None:
+    """It inherits its parent's; which is lowered again, here to a lower number, before the new process is found."""
+
+    async def scenario(program: subprocess.Popen[str]) -> None:
+        assert program.stdin is not None and program.stdout is not None and program.stdout.readline() == "up\n"
+        was = resource.prlimit(program.pid, resource.RLIMIT_NOFILE)
+        pids, looks = [program.pid], 0
+
+        async def members(host: str) -> list[ProcessMember]:
+            nonlocal looks
+            looks += 1
+            found = [ProcessMember(pid, 0, "S", "forks") for pid in pids]
+            if looks == begins_at:
+                print(file=program.stdin, flush=True)
+                pids.append(int(program.stdout.readline()))  # type: ignore[union-attr]
+                assert resource.prlimit(pids[1], resource.RLIMIT_NOFILE)[0] < was[0]
+            return found
+
+        resources = OwnResources({}, members=members)
+        for fault in ("f1", "f2"):
+            await resources.limit(fault, {"n1": ResourceLimit(kind="descriptors")})
+        for fault in ("f1", "f2"):
+            await resources.release(fault)
+        assert [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids] == [was, was]
+
+    argv, pipe = [sys.executable, "-S", "-c", FORKS], subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as program:
+        try:
+            asyncio.run(scenario(program))
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
