@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.clusters.host_agent import sockets_of
+from harness.run_state import living_thread
 from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
 
 __all__ = ["GROUP_KINDS", "OwnResources", "group_names"]
@@ -396,7 +397,11 @@ def _is_short(pid: int) -> bool:
 
 
 def _lowest_free(pid: int) -> int:
-    taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    """The lowest descriptor number that a process can open. Raises OSError, ProcessLookupError if it has ended."""
+    thread = living_thread(pid)
+    if thread is None:  # until it is reaped, what it has open is nothing to root, and forbidden to others
+        raise ProcessLookupError(f"process {pid} has ended")
+    taken = set(map(int, os.listdir(f"/proc/{thread}/fd")))
     return next(number for number in range(len(taken) + 1) if number not in taken)
 
 

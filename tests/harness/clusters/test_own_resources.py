@@ -29,6 +29,7 @@ from harness.run_state import RunState
 from nemesis.mechanisms.shell import ShellError
 from nemesis.resources import RESOURCES
 from nemesis.target import ABILITIES, ProcessMember, ResourceLimit
+from tests.headless import HEADLESS
 
 Eventually = Callable[..., Any]
 KINDS = ABILITIES["resources"]
@@ -515,3 +516,25 @@ def test_a_process_started_under_a_descriptor_limit_gets_the_limit_of_before_bac
             asyncio.run(scenario(program))
         finally:
             os.killpg(program.pid, signal.SIGKILL)
+
+
+def test_descriptors_are_limited_beside_a_process_that_has_ended_and_of_one_without_its_first_thread() -> None:
+    """The kernel shows both as zombies, which have no descriptors for root; others may not look."""
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", ""], stdout=pipe) as ended,
+        subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=pipe) as headless,
+    ):
+        try:
+            assert headless.stdout is not None and headless.stdout.readline().startswith(b"headless")
+            os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+
+            async def members(host: str) -> list[ProcessMember]:
+                return [ProcessMember(child.pid, 0, "S", "x") for child in (ended, headless)]
+
+            was = resource.prlimit(ended.pid, resource.RLIMIT_NOFILE)
+            asyncio.run(OwnResources({}, members=members).limit("f", {"n1": ResourceLimit(kind="descriptors")}))
+            assert resource.prlimit(ended.pid, resource.RLIMIT_NOFILE) == was
+            assert resource.prlimit(headless.pid, resource.RLIMIT_NOFILE) == (3, was[1])
+        finally:
+            headless.kill()
