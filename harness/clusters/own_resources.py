@@ -3,9 +3,9 @@
 Every program of a host is put into a control group as soon as it is started; the host's agent stays outside, because no
 limit may reach it. A limit is one value of that group. Descriptors are limited per process (prlimit): each may have no
 descriptor number above its lowest free one. The kernel does not count calls that fail for lack of a descriptor; so the
-harness opens probe connections to every port that a process listens on, and keeps them open: a process that cannot
-accept leaves them in the accept queue, where the kernel shows them. If the process has a free descriptor, it merely has
-not accepted yet.
+harness opens probe connections to every port that a process listens on and that it can reach, and keeps them open: a
+process that cannot accept leaves them in the accept queue, where the kernel shows them. If the process has a free
+descriptor, it merely has not accepted yet.
 """
 
 from __future__ import annotations
@@ -68,16 +68,19 @@ class _Lowered:
 
 class OwnResources:
     """See nemesis.target.Resources. `groups` are the control groups of each host's programs, by controller (cpu,
-    memory, pids); empty if there are none. `members` lists every process of a host's programs."""
+    memory, pids); empty if there are none. `members` lists every process of a host's programs; `address` is that of a
+    host, which is on the loopback interface if its programs share the harness's network."""
 
     def __init__(
         self,
         groups: Mapping[str, Mapping[str, str]],
         *,
         members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
+        address: Callable[[str], str] = lambda host: "127.0.0.1",
     ) -> None:
         self._groups = {host: dict(by_controller) for host, by_controller in groups.items()}
         self._members = members
+        self._address = address
         self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
         self._ended: dict[str, dict[str, ResourceLimit]] = {}
         """Fault that was released -> host whose programs may still have its limit -> that limit"""
@@ -167,11 +170,14 @@ class OwnResources:
         for listener in _listeners(members) * _PROBES_PER_PORT:
             if len(probes) == _MAX_PROBES:
                 return
+            reachable_at = listener.reachable_at(self._address(host))
+            if reachable_at is None:
+                continue
             probe = socket.socket()
             probe.setblocking(False)
             # After an orderly close, TIME_WAIT would look like a connection that bypassed the proxies of `local`.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if probe.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
+            if probe.connect_ex((reachable_at, listener.port)) in (0, errno.EINPROGRESS):
                 probes.append(probe)
             else:
                 probe.close()
@@ -360,9 +366,11 @@ class _Listener:
     waiting: int
     pids: list[int]
 
-    @property
-    def reachable_at(self) -> str:
-        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+    def reachable_at(self, own: str) -> str | None:
+        """Where the harness reaches it on a host with this address; None if only the host itself does."""
+        if self.address == "0.0.0.0":
+            return own
+        return self.address if own.startswith("127.") or not self.address.startswith("127.") else None
 
 
 def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:

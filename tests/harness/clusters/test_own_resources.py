@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -306,6 +307,31 @@ def test_an_unaccepted_connection_is_a_hit_only_if_no_descriptor_is_free(
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
+
+
+@pytest.mark.root
+@pytest.mark.netns
+@pytest.mark.skipif(NO_HOSTS is not None, reason=str(NO_HOSTS))
+@pytest.mark.parametrize(("address", "met"), [("0.0.0.0", 1), ("127.0.0.1", None)])
+def test_a_host_with_a_network_of_its_own_is_probed_there_and_no_stranger_on_the_harness_s_machine(
+    address: str, met: int | None, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    async def scenario(cluster: Any) -> None:
+        code = NEVER_ACCEPTS.replace('("127.0.0.1", 0)', repr((address, stranger.getsockname()[1])))
+        child = await cluster.spawn("n1", Program(name="late", argv=[sys.executable, "-c", code], log_name="late.log"))
+        await eventually(lambda: "up" in Path(child.log_path).read_text())
+        resources: OwnResources = cluster.resources
+        await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        member = ProcessMember(child.host_pid, 0, "S", "late")
+        await eventually(lambda: [each.waiting > 0 for each in own_resources._listeners([member])] == [met is not None])
+        assert (await resources.usage("n1", "descriptors")).met == met
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        cluster = NetnsCluster(node_count=1, run=run_state, work_dir=str(tmp_path), ports=[7000])
+        asyncio.run(with_cluster(cluster, "descriptors", scenario))
 
 
 @pytest.mark.parametrize("ends", ["before the proof", "after it"])
