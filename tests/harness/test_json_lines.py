@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
@@ -215,6 +216,20 @@ def test_the_page_lists_the_answers_that_need_a_value() -> None:
     assert {name for name, value in told.items() if value and "may be left out" not in value} == json_lines.WITH_VALUE
 
 
+def test_what_a_program_writes_to_standard_error_is_kept_in_part(caplog: pytest.LogCaptureFixture) -> None:
+    async def written() -> json_lines._Program:
+        program = json_lines._Program("the client")
+        for _ in range(2):
+            program.pipe_data_received(2, b"a line\n" * 10_000 + b"the end\n")
+        return program
+
+    caplog.set_level("INFO", "harness.json_lines")
+    program = asyncio.run(written())
+    assert caplog.messages == ["the client: a line"] * json_lines.MAX_LOGGED_LINES
+    assert len(program._last_words) == json_lines.MAX_STDERR_BYTES
+    assert program._quoted_words() == "; its last output: the end"
+
+
 def test_a_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     hang = f"""
@@ -417,6 +432,11 @@ def test_a_client_mistake_makes_the_verdict_unknown_and_names_the_program(
             'print(\'{"id": 1, "type": "hello", "capabilities": ["raed"]}\')',
             "has unknown capabilities raed; known: read,",
         ),
+        (
+            'print(\'{"id": 1, "type": "hello", "capabilities": ["read", ["write"], {"cas": 1}]}\')',
+            "has unknown capabilities ['write'], {'cas': 1}; known: read,",
+        ),
+        ("print('[' * 200_000)", "[[[[...', which is not a JSON object"),
         ("import time; time.sleep(600)", "did not answer hello within 3.0 s"),
     ],
 )
