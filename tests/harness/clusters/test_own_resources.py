@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -304,6 +305,12 @@ def test_an_unaccepted_connection_is_a_hit_only_if_no_descriptor_is_free(
         assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
         await resources.release("f")
         assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
+        if not has_numbers_left:
+            await resources.limit("g", {"n1": ResourceLimit(kind="descriptors")})
+            await eventually(lambda: [each.waiting > 0 for each in own_resources._listeners([member])] == [True])
+            for _ in range(2):
+                assert (await resources.usage("n1", "descriptors")).met == 2, "over all faults"
+                await resources.release("g")
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
@@ -401,10 +408,173 @@ def test_a_process_outside_the_limited_group_is_named(tmp_path: Path) -> None:
     assert use.is_limited and use.astray == ["process 8 (io)"]
 
 
+def test_processes_that_ran_before_they_could_be_put_into_their_group_are_put_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, put, write_text = [ProcessMember(pid, 0, "S", "x") for pid in (7, 8, 9)], [], Path.write_text
+
+    def put_there(path: Path, text: str, **options: Any) -> int:
+        if path.name == "cgroup.procs":
+            put.append(text)
+            if text == "8":
+                raise ProcessLookupError
+        return write_text(path, text, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", put_there)
+        use = asyncio.run(usage_after(tmp_path, members, lambda: None))
+    assert put == ["", "7", "8", "9"] and use.is_limited, "and one that has ended meanwhile is no obstacle"
+
+
+def test_a_process_that_is_ending_is_not_astray_but_another_with_its_pid_is(tmp_path: Path) -> None:
+    """Its group does not list it any more, and the host for a moment longer."""
+    for ticks, astray in ((100, []), (101, ["process 8 (x)"])):
+        answers = [[8, 100], [8, 100], [8, 100], [8, ticks], *([[8, ticks]] if astray else [[]]) * 20]
+
+        async def listed(host: str, answers: Any = answers) -> list[ProcessMember]:
+            return [ProcessMember(*each, "S", "x") for each in [answers.pop(0)] if each]
+
+        (tmp_path / "cgroup.procs").write_text("")
+        (tmp_path / "pids.max").write_text("max")
+        (tmp_path / "pids.current").write_text("1")
+        (tmp_path / "pids.events").write_text("max 0\n")
+        resources = OwnResources({"n1": {"pids": str(tmp_path)}}, members=listed)
+        use = asyncio.run(resources.usage("n1", "processes"))
+        assert list(use.astray) == []
+        if astray:
+            assert list(asyncio.run(resources.usage("n1", "processes")).astray) == astray
+
+
+async def nobody(host: str) -> list[ProcessMember]:
+    return []
+
+
+def test_the_lowest_limit_of_all_faults_is_in_force_of_each_kind(tmp_path: Path) -> None:
+    for name, content in (
+        ("cpu.max", "max 100000"), ("memory.max", "max"), ("memory.current", str(50 << 20)), ("pids.max", "max"),
+        ("memory.stat", f"anonymous 9\nanon {1 << 20}\nfile {40 << 20}\nkernel {1 << 20}\n"), ("pids.current", "7"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(content)
+    resources = OwnResources({"n1": dict.fromkeys(("cpu", "memory", "pids"), str(tmp_path))}, members=nobody)
+    limits = {
+        "c20": ResourceLimit(kind="cpu", percent=20), "c5": ResourceLimit(kind="cpu", percent=5),
+        "m3": ResourceLimit(kind="memory", spare_mib=3), "m1": ResourceLimit(kind="memory", spare_mib=1),
+        "m90": ResourceLimit(kind="memory", spare_mib=90), "p": ResourceLimit(kind="processes"),
+        "c0": ResourceLimit(kind="cpu", percent=0),
+    }  # fmt: skip
+
+    def in_force() -> list[str]:
+        cpu, memory, pids = ((tmp_path / f"{name}.max").read_text() for name in ("cpu", "memory", "pids"))
+        return [cpu.removesuffix(" 100000"), memory if memory == "max" else f"{int(memory) / (1 << 20):g}", pids]
+
+    async def scenario() -> list[list[str]]:
+        found = []
+        for step in ("+c20", "+c5", "+m90", "+m3", "+m1", "+p", "-c5", "-m1", "-m3", "-c20", "-p", "-m90", "+c0"):
+            if step[0] == "+":
+                await resources.limit(step[1:], {"n1": limits[step[1:]]})
+            else:
+                await resources.release(step[1:])
+            found.append(in_force())
+        return found
+
+    assert asyncio.run(scenario()) == [
+        ["20000", "max", "max"], ["5000", "max", "max"], ["5000", "50", "max"], ["5000", "5", "max"],
+        ["5000", "3", "max"], ["5000", "3", "7"], ["20000", "3", "7"], ["20000", "5", "7"], ["20000", "50", "7"],
+        ["max", "50", "7"], ["max", "50", "max"], ["max", "max", "max"], ["1000", "max", "max"],
+    ]  # fmt: skip
+
+
+def test_control_groups_of_version_1_are_limited_too(tmp_path: Path) -> None:
+    for name, content in (
+        ("cpu.cfs_quota_us", "-1"), ("cpu.cfs_period_us", "50000"), ("cpu.stat", "nr_periods 9\nnr_throttled 3\n"),
+        ("memory.limit_in_bytes", str((1 << 63) - 4096)), ("memory.usage_in_bytes", str(50 << 20)),
+        ("memory.failcnt", "4"), ("memory.stat", f"rss 9\ntotal_rss {2 << 20}\ntotal_rss_huge 9\n"),
+        ("cgroup.procs", ""), ("tasks", ""),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(content)
+    groups = own_resources.group_names([str(tmp_path), str(tmp_path / "missing")])
+    assert groups == {"cpu": str(tmp_path), "memory": str(tmp_path)}
+    resources = OwnResources({"n1": groups}, members=nobody)
+    kinds = {"cpu": ResourceLimit(kind="cpu", percent=5), "memory": ResourceLimit(kind="memory", spare_mib=1)}
+
+    async def used() -> list[tuple[bool, int | None, str]]:
+        found = [await resources.usage("n1", kind) for kind in kinds]
+        return [(use.is_limited, use.met, use.detail) for use in found]
+
+    async def scenario() -> None:
+        assert await used() == [(False, 3, "unlimited CPU time"), (False, 4, "50.0 MiB, no limit")]
+        for kind, limit in kinds.items():
+            await resources.limit(kind, {"n1": limit})
+        assert await used() == [(True, 3, "5 ms of CPU time every 100 ms"), (True, 4, "50.0 of 3.0 MiB")]
+        await resources.release_all()
+        assert ((tmp_path / "cpu.cfs_quota_us").read_text(), (tmp_path / "memory.limit_in_bytes").read_text()) == (
+            "-1", "-1",
+        )  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_memory_that_cannot_be_reclaimed_is_left_to_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text("max")
+    (tmp_path / "memory.current").write_text(str(9 << 20))
+    (tmp_path / "memory.stat").write_text(f"anon {4 << 20}\n")
+    refusals, tried = [errno.EBUSY] * 2, list[int]()
+
+    def write(path: str, limit_bytes: int) -> None:
+        tried.append(limit_bytes >> 20)
+        if refusals:
+            raise OSError(refusals[0], os.strerror(refusals.pop(0)))
+
+    monkeypatch.setattr(own_resources, "_write_memory", write)
+    own_resources._squeeze(str(tmp_path), 1)
+    assert tried == [5, 6, 7]
+    for reasons, tries in (([errno.EBUSY] * 90, 20), ([errno.EINVAL], 1)):
+        refusals[:], tried[:] = reasons, []
+        with pytest.raises(OSError, match=os.strerror(reasons[0])):
+            own_resources._squeeze(str(tmp_path), 1)
+        assert len(tried) == tries
+
+
+def test_a_port_that_refuses_at_once_has_no_probes_and_many_ports_have_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = [own_resources._Listener(place, port, 0, []) for place in ("255.255.255.255", "127.0.0.1")]
+        monkeypatch.setattr(own_resources, "_listeners", lambda members: found)
+        resources = OwnResources({}, members=nobody)
+        resources._open_probes("n1", [])
+        assert [probe.getpeername()[0] for probe in resources._probes["n1"]] == ["127.0.0.1"] * 2
+        found[1:] *= 20
+        resources._open_probes("n1", [])
+        assert len(resources._probes["n1"]) == 32
+        resources._close_probes("n1", [])
+
+
+def test_no_limit_on_descriptors_is_raised_by_a_fault() -> None:
+    code = (
+        "import os, resource, time\nheld = [os.open('/dev/null', os.O_RDONLY) for _ in range(9)]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4, 50))\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"up\n"
+
+            async def members(host: str) -> list[ProcessMember]:
+                return [ProcessMember(child.pid, 0, "S", "x")]
+
+            resources = OwnResources({}, members=members)
+            asyncio.run(resources.limit("f", {"n1": ResourceLimit(kind="descriptors")}))
+            assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (4, 50)
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize("raised", ["one", "both"])
 def test_descriptor_limits_that_somebody_has_raised_are_not_in_force(raised: str) -> None:
     async def scenario(children: list[subprocess.Popen[bytes]]) -> None:
         members = [ProcessMember(child.pid, number, "S", "idle") for number, child in enumerate(children)]
+        was = resource.prlimit(children[0].pid, resource.RLIMIT_NOFILE)
 
         async def listed(host: str) -> list[ProcessMember]:
             return members
@@ -418,6 +588,9 @@ def test_descriptor_limits_that_somebody_has_raised_are_not_in_force(raised: str
         use = await resources.usage("n1", "descriptors")
         assert use.is_limited is (raised == "one")
         assert use.astray == [str(member) for member in members[: 1 if raised == "one" else 2]]
+        await resources.release("f")
+        left = [resource.prlimit(child.pid, resource.RLIMIT_NOFILE) for child in children]
+        assert left == [(200, 200), (200, 200) if raised == "both" else was], "those are not ours to undo"
 
     idle = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
     children = [subprocess.Popen(idle, stdout=subprocess.PIPE) for _ in range(2)]
@@ -432,9 +605,6 @@ def test_descriptor_limits_that_somebody_has_raised_are_not_in_force(raised: str
 
 
 def test_limits_are_undone_on_every_host_and_a_failure_is_made_up_for_when_it_is_repeated(tmp_path: Path) -> None:
-    async def nobody(host: str) -> list[ProcessMember]:
-        return []
-
     def unlimited(host: str) -> bool:
         return (tmp_path / host / "cpu.max").read_text().startswith("max")
 
