@@ -17,12 +17,11 @@ import os
 import resource
 import socket
 import struct
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.clusters.host_agent import sockets_of
+from harness.clusters.host_agent import socket_end, sockets_of
 from harness.run_state import living_thread
 from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
 
@@ -367,14 +366,16 @@ class _Listener:
     pids: list[int]
 
     def reachable_at(self, own: str) -> str | None:
-        """Where the harness reaches it on a host with this address; None if only the host itself does."""
-        if self.address == "0.0.0.0":
+        """Where the harness reaches it on a host with this address; None if it is on the loopback interface of the host
+        alone, or accepts IPv6 alone."""
+        if self.address in ("0.0.0.0", "::"):
             return own
-        return self.address if own.startswith("127.") or not self.address.startswith("127.") else None
+        is_reachable = ":" not in self.address and (own.startswith("127.") or not self.address.startswith("127."))
+        return self.address if is_reachable else None
 
 
 def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
-    """The TCP sockets that processes listen on in their own network namespace: IPv4, and IPv6 that accept both."""
+    """The TCP sockets that processes listen on in their own network namespace."""
     found: dict[str, _Listener] = {}
     for member in members:
         open_here = sockets_of(member.pid)
@@ -383,10 +384,8 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
                 for line in Path(f"/proc/{member.pid}/net", name).read_text(encoding="ascii").splitlines()[1:]:
                     _, local, _, state, queues, _, _, _, _, inode, *_ = line.split()
                     if state == _LISTEN and int(inode) in open_here:
-                        address, _, port = local.partition(":")
-                        shown = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]
                         waiting = int(queues.partition(":")[2], 16)
-                        one = _Listener(socket.inet_ntoa(shown), int(port, 16), waiting, [])
+                        one = _Listener(*socket_end(local), waiting, [])
                         found.setdefault(inode, one).pids.append(member.pid)
     return list(found.values())
 

@@ -537,6 +537,32 @@ def test_memory_that_cannot_be_reclaimed_is_left_to_the_programs(
         assert len(tried) == tries
 
 
+@pytest.mark.parametrize(
+    ("address", "is_probed"),
+    [("127.0.0.1", True), ("0.0.0.0", True), ("::", True), ("::ffff:127.0.0.1", True), ("::1", False)],
+)
+def test_a_port_is_probed_unless_it_accepts_ipv6_alone(address: str, is_probed: bool) -> None:
+    """Part of an IPv6 address, taken for an IPv4 address, would be that of a stranger."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as server:
+            server.bind((address, 0))
+            server.listen()
+            own = ProcessMember(os.getpid(), 0, "S", "x")
+            port = server.getsockname()[1]
+            assert port in [each.port for each in own_resources._listeners([own])]
+            resources = OwnResources({}, members=nobody)
+            resources._open_probes("n1", [own])
+            ends = [probe.getpeername() for probe in resources._probes["n1"]]
+            assert [end for end in ends if end[1] == port] == [("127.0.0.1", port)] * (2 if is_probed else 0)
+            assert all(host.startswith("127.") for host, _ in ends)
+            resources._close_probes("n1", [])
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        pytest.skip(f"no IPv6 here ({error.strerror})")
+
+
 def test_a_port_that_refuses_at_once_has_no_probes_and_many_ports_have_few(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
