@@ -577,6 +577,39 @@ def test_a_port_that_refuses_at_once_has_no_probes_and_many_ports_have_few(monke
         resources._close_probes("n1", [])
 
 
+def test_more_probes_are_sent_once_all_were_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have had a few descriptors left, and none by now."""
+    idle = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    child = subprocess.Popen(idle, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+
+    async def members(host: str) -> list[ProcessMember]:
+        return [ProcessMember(child.pid, 0, "S", "x")]
+
+    async def scenario(port: int) -> None:
+        waiting = [0]
+
+        def listeners(members: Any) -> list[Any]:
+            return [own_resources._Listener("127.0.0.1", port, waiting[0], [child.pid])]
+
+        monkeypatch.setattr(own_resources, "_listeners", listeners)
+        resources = OwnResources({}, members=members)
+        await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        numbers = [len(resources._probes["n1"])]
+        for waiting[0] in (0, 0, 2, 2):
+            assert (await resources.usage("n1", "descriptors")).met == (waiting[0] > 0)
+            numbers.append(len(resources._probes["n1"]))
+        assert numbers == [2, 4, 6, 6, 6]
+        await resources.release("f")
+
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            asyncio.run(scenario(server.getsockname()[1]))
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_no_limit_on_descriptors_is_raised_by_a_fault() -> None:
     code = (
         "import os, resource, time\nheld = [os.open('/dev/null', os.O_RDONLY) for _ in range(9)]\n"
@@ -706,7 +739,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("begins_at", [2, 7], ids=["between two looks", "between two faults"])
+@pytest.mark.parametrize("begins_at", [2, 7, 13], ids=["between two looks", "between two faults", "at the end"])
 def test_a_process_started_under_a_descriptor_limit_gets_the_limit_of_before_back(begins_at: int) -> None:
     """It inherits its parent's; which is lowered again, here to a lower number, before the new process is found."""
 
