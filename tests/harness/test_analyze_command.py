@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -14,11 +15,14 @@ import pytest
 
 from harness import cli
 from harness.clusters.sim.cluster import SimCluster
+from harness.commands import analyze as analyze_module
+from harness.commands.analyze import FACTS
 from harness.errors import OperatorError
 from harness.history_writer import HistoryWriteError
 from harness.runner import Run
 from harness.store import RunDir, RunStatus, Store, StoreError
 from harness.systems.base import CheckOutcome
+from harness.test import Test
 from harness.test import test_from_json as read_test
 from harness.workloads.register import RegisterWorkload
 
@@ -91,9 +95,42 @@ def test_everything_observed_is_kept(run_dir: RunDir) -> None:
         "final_reads_from": 100, "timeouts": {"kv.py:12": 2}, "unexpected_exits": {"n1 exited, with status 7": 1},
     }  # fmt: skip
     change(run_dir.results_path, lambda results: results.update(seen))
+    before = run_dir.read_results()
+    assert {"started_at", "run_id", "cluster_detail", "hosts", "duration_s", "version"} <= before.keys()
     assert analyze(run_dir) == 0
     results = run_dir.read_results()
-    assert {name: results[name] for name in seen} == seen
+    for name in (*seen, *FACTS):
+        assert results.get(name) == before.get(name), name
+
+
+def test_the_checker_s_limits_may_be_others_than_the_run_s(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Test] = []
+
+    def judge(run: RunDir, test: Test, *arguments: Any, **options: Any) -> Any:
+        judged.append(test)
+        raise OperatorError("that is enough")
+
+    monkeypatch.setattr(analyze_module, "judge_run", judge)
+    words = ["analyze", str(run_dir.path), "--store", str(run_dir.path.parent.parent)]
+    for more in ([], ["--checker-timeout", "7"], ["--checker-memory", "77"]):
+        assert cli.main([*words, *more]) == 254
+    assert cli.main([*words, "--checker-memory", "3"]) == 254
+    usual, quick, small = judged
+    assert quick == dataclasses.replace(usual, checker_timeout_s=7.0)
+    assert small == dataclasses.replace(usual, checker_memory_mb=77)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [({"rate": -1.0}, "--rate must be 0"), ({"nodes": 0, "checker_memory_mb": 3}, "--nodes must be 1")],
+)
+def test_a_test_json_with_impossible_values_is_reported_in_one_line(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], damage: dict[str, Any], said: str
+) -> None:
+    change(run_dir.path / "test.json", lambda test: test.update(damage))
+    assert analyze(run_dir) == 254
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.count("must be") == len(damage)
 
 
 @pytest.mark.parametrize("is_old", [False, True])
