@@ -82,6 +82,40 @@ def test_the_workload_s_checks_are_made_again_even_if_it_did_not_declare_them(
         assert checks["extra"]["valid"] is valid and "extra (of the run)" not in checks
 
 
+def test_a_run_that_ended_before_it_was_judged_is_unknown_at_best(run_dir: RunDir) -> None:
+    for write in (lambda: run_dir.results_path.write_text("{}"), run_dir.results_path.unlink):
+        write()
+        assert analyze(run_dir) == 2
+        results = run_dir.read_results()
+        assert results["checks"]["linearizable"]["valid"] is True
+        assert results["reason"].startswith(
+            "the run ended before it was judged, so the state of its replicas is unknown"
+        )
+
+
+@pytest.mark.parametrize("place", ["its store", "its store through a link", "another store"])
+def test_the_page_of_the_store_shows_the_new_verdict(run_dir: RunDir, tmp_path: Path, place: str) -> None:
+    store = run_dir.path.parent.parent
+    (tmp_path / "link").symlink_to(store)
+    (tmp_path / "other").mkdir()
+    given = {"its store": store, "its store through a link": tmp_path / "link"}.get(place, tmp_path / "other")
+    (store / "index.html").write_text("as before")
+    run_dir.history_path.write_text("".join(lines_of(run_dir)[:50]))
+    assert cli.main(["analyze", str(run_dir.path), "--store", str(given)]) == 2
+    if place == "another store":
+        assert (store / "index.html").read_text() == "as before" and list(given.iterdir()) == []
+    else:
+        assert "the history has lost its end" in (store / "index.html").read_text()
+
+
+def test_with_json_nothing_but_the_results_is_on_standard_output(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["analyze", str(run_dir.path), "--json", "--store", str(run_dir.path.parent.parent)]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == run_dir.read_results() and "VALID" in shown.err
+
+
 def test_a_run_in_progress_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its history is not complete, and the run itself will write its results."""
     running = Store(tmp_path / "store").create("broker-register-none")
@@ -239,6 +273,7 @@ def test_invalid_events_are_reported_in_one_line(
         ("checks", {"replicas": {"reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": {"valid": 1, "reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": None}, "check replicas has no verdict"),
+        ("checks", {"replicas": {"valid": True, "reason": 7}}, "check replicas has no verdict"),
         ("trouble", [1], "its trouble is not a list of strings"),
         ("checks_of_the_run", {"replicas": 1}, "its checks_of_the_run is not a list of strings"),
         ("system", [], "its system is not an object"),
@@ -246,6 +281,9 @@ def test_invalid_events_are_reported_in_one_line(
         ("unexpected_errors", "x", "its unexpected_errors are not counts"),
         ("interrupted", -1, "interrupted is not a string"),
         ("stopped_at_first_violation", [1], "stopped_at_first_violation is not a string"),
+        ("final_reads_cut", 7, "final_reads_cut is not a string"),
+        ("final_reads_from", True, "final_reads_from is not an index"),
+        ("final_reads_from", "7", "final_reads_from is not an index"),
     ],
 )
 def test_damaged_results_are_reported_and_the_suggested_fix_works(
