@@ -1,4 +1,4 @@
-"""What the acceptor does at its limits, step by step: whom it accepts, whose slot it frees, how it ends."""
+"""Connections at their limits, step by step: which are accepted, which make room, and how long they may wait."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+connections = pytest.importorskip("harness.serve.connections", reason="the extra `serve` is not installed")
 accepting = pytest.importorskip("harness.serve.accepting", reason="the extra `serve` is not installed")
 
 MAX, SPARE = accepting.MAX_CONNECTIONS, accepting.SPARE_CONNECTIONS
@@ -145,3 +147,81 @@ def test_a_paused_acceptor_that_is_closed_does_not_listen_again() -> None:
         assert timer.cancelled() and not asyncio.get_running_loop().remove_reader(listener)
 
     with_acceptor(scenario)
+
+
+class Clock:
+    """The part of an event loop that a connection uses, at a time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s, self.due = 100.0, list[tuple[float, Any]]()
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Any) -> Mock:
+        self.due.append((self.now_s + delay_s, call))
+        return Mock()
+
+
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A connection that has just been made, without uvicorn's part."""
+    for name in ("connection_made", "connection_lost", "on_response_complete", "pause_writing", "resume_writing"):
+        monkeypatch.setattr(connections.H11Protocol, name, lambda *arguments: None)
+    made = object.__new__(connections.PatientProtocol)
+    made.loop, made.transport, made.cycle = Clock(), Mock(), None
+    made.connections = {made, "another"}
+    made.connection_made(made.transport)
+    return made
+
+
+def test_a_connection_without_a_request_ends_when_its_patience_does(protocol: Any) -> None:
+    clock = protocol.loop
+    assert [at_s for at_s, _ in clock.due] == [100 + connections.PATIENCE_S]
+    clock.now_s += 10
+    protocol.on_response_complete()
+    for at_s in (130.0, 140.0):
+        assert not protocol.transport.abort.called
+        clock.now_s, look = clock.due[-1]
+        assert clock.now_s == at_s, "a wait that starts meanwhile has its own full time"
+        look()
+    protocol.transport.abort.assert_called_once_with()
+    assert protocol.connections == {"another"}, "it does not count while its end is in progress"
+    assert len(clock.due) == 2
+
+
+@pytest.mark.parametrize("ends", ["read", "not read"])
+def test_a_connection_at_work_ends_only_if_its_client_does_not_read(protocol: Any, ends: str) -> None:
+    clock = protocol.loop
+    protocol.cycle = SimpleNamespace(response_complete=False, more_body=False)
+    clock.now_s, look = clock.due[-1]
+    look()
+    assert not protocol.transport.abort.called and clock.due[-1][0] == 160
+    clock.now_s = 150
+    protocol.pause_writing()
+    if ends == "read":
+        clock.now_s = 155
+        protocol.resume_writing()
+    clock.now_s = 160
+    clock.due[-1][1]()
+    assert not protocol.transport.abort.called
+    clock.now_s, look = clock.due[-1]
+    assert clock.now_s == (185 if ends == "read" else 180)
+    look()
+    assert protocol.transport.abort.called is (ends == "not read")
+
+
+def test_a_lost_connection_is_not_looked_at_again(protocol: Any) -> None:
+    protocol.connection_lost(None)
+    protocol._timer.cancel.assert_called_once_with()
+
+
+@pytest.mark.parametrize(
+    ("response_complete", "more_body", "is_silent"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_a_connection_is_silent_unless_a_request_is_being_answered(
+    protocol: Any, response_complete: bool, more_body: bool, is_silent: bool
+) -> None:
+    assert protocol.is_silent
+    protocol.cycle = SimpleNamespace(response_complete=response_complete, more_body=more_body)
+    assert protocol.is_silent is is_silent
