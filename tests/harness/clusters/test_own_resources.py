@@ -563,6 +563,37 @@ def test_a_port_is_probed_unless_it_accepts_ipv6_alone(address: str, is_probed: 
         pytest.skip(f"no IPv6 here ({error.strerror})")
 
 
+def test_only_a_listener_s_queue_has_connections_that_wait_to_be_accepted() -> None:
+    """In the same place, the kernel shows how many bytes of an open connection were not read yet."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        own, port = ProcessMember(os.getpid(), 0, "S", "x"), server.getsockname()[1]
+        assert [each.waiting for each in own_resources._listeners([own]) if each.port == port] == [1]
+        with server.accept()[0] as accepted:
+            client.sendall(b"unread")
+            accepted.recv(1, socket.MSG_PEEK)
+            assert [each.waiting for each in own_resources._listeners([own]) if each.port == port] == [0]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "short", "hits"), [(1, {1, 2}, 1), (1, {1}, 0), (0, {1, 2}, 0), (3, {1, 2}, 1), (1, set(), 0)]
+)
+def test_a_connection_waits_for_a_descriptor_only_if_none_of_the_socket_s_processes_has_one(
+    waiting: int, short: set[int], hits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = own_resources._Listener("127.0.0.1", 7000, waiting, [1, 2])
+    monkeypatch.setattr(own_resources, "_listeners", lambda members: [shared])
+    monkeypatch.setattr(own_resources, "_is_short", short.__contains__)
+    assert own_resources._waiting([]) == hits
+
+
+def test_a_process_that_has_ended_is_not_short_of_descriptors() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not own_resources._is_short(ended.pid)
+        ended.wait()
+        assert not own_resources._is_short(ended.pid)
+
+
 def test_a_port_that_refuses_at_once_has_no_probes_and_many_ports_have_few(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -49,7 +49,7 @@ OVERTAKEN = [
 TWICE = [*one_by_one(("enqueue", 1, None), ("dequeue", None, 1), ("dequeue", None, 1)), *EMPTY]
 LOST_AND_TWICE = [
     *one_by_one(("enqueue", 1, None), ("enqueue", 2, None), ("dequeue", None, 1), ("dequeue", None, 1)),
-    *EMPTY, (1, "invoke", "dequeue", None), (1, "info", "dequeue", None),
+    *EMPTY, *one_by_one(("enqueue", 3, None)),
 ]  # fmt: skip
 LATE = [*one_by_one(("enqueue", 1, None)), *EMPTY, *one_by_one(("dequeue", None, 1)), *EMPTY]
 
@@ -64,7 +64,7 @@ LATE = [*one_by_one(("enqueue", 1, None)), *EMPTY, *one_by_one(("dequeue", None,
         (LATE, {"order": "any"}, {"total-queue": True, "linearizable": False}),
         (TWICE, {}, {"total-queue": True}),
         (TWICE, {"delivery": "exactly-once"}, {"total-queue": False}),
-        (LOST_AND_TWICE, {}, {"total-queue": "unknown"}),  # the last dequeue may have taken it
+        (LOST_AND_TWICE, {}, {"total-queue": "unknown"}),  # nobody found the queue empty at the end
         (LOST_AND_TWICE, {"delivery": "exactly-once"}, {"total-queue": False}),
     ],
 )  # fmt: skip
@@ -154,3 +154,49 @@ def test_of_the_registers_of_a_run_with_cas_only_the_newest_must_be_read_at_the_
         workload = make_workload("cas-register", system_class=Toys, system="toys", settings={"workload.keys": "2"})
         found = workload.check([{"index": at, "time": at, **event} for at, event in enumerate(events)], CONTEXT)
         assert found["linearizable"].valid == valid
+
+
+def sent(message: int, delay_ms: int) -> list[Step]:
+    return one_by_one(("send", {"message": message, "delay_ms": delay_ms}, None))
+
+
+NOTHING = [(0, "invoke", "receive", None), (0, "ok", "receive", None)]
+
+
+@pytest.mark.parametrize(
+    ("longest_ms", "steps", "valid"),
+    [
+        # Nothing was there at 4 s. The broker may have held everything back until the other message was due, at 8 s.
+        (5000, [*sent(1, 0), *sent(2, 0), *NOTHING], "unknown"),
+        (500, [*sent(1, 0), *sent(2, 0), *NOTHING], False),
+        # What is certain stays so: message 2 came before it was due, and message 7 was never sent.
+        (5000, [*sent(1, 0), *sent(2, 5000), *one_by_one(("receive", None, 2)), *NOTHING], False),
+        (5000, [*sent(1, 0), *sent(2, 0), *one_by_one(("receive", None, 7)), *NOTHING], False),
+    ],
+)
+def test_a_delayed_value_that_is_missing_may_still_come_but_what_came_too_early_came_too_early(
+    longest_ms: int, steps: list[Step], valid: Any
+) -> None:
+    assert verdicts("delay", {"longest_ms": str(longest_ms)}, steps) == {"delay": valid}
+
+
+def ended(message: int, *, commit: bool) -> list[Step]:
+    return one_by_one(("transact", {"message": message, "commit": commit}, None))
+
+
+@pytest.mark.parametrize(
+    ("steps", "valid"),
+    [
+        ([*ended(1, commit=True), *NOTHING], False),
+        ([*ended(1, commit=True), *NOTHING, *ended(2, commit=False)], "unknown"),  # nobody looked afterwards
+        ([*ended(1, commit=True), *ended(3, commit=False), *one_by_one(("receive", None, 3)), *NOTHING,
+          *ended(2, commit=False)], False),
+        ([*ended(1, commit=True), *one_by_one(("prepare", 3, None), ("receive", None, 3)), *NOTHING,
+          *ended(2, commit=False)], False),
+        ([*ended(1, commit=True), *one_by_one(("receive", None, 7)), *NOTHING, *ended(2, commit=False)], False),
+    ],
+)  # fmt: skip
+def test_a_committed_value_that_is_missing_may_still_come_but_what_must_not_be_seen_was_seen(
+    steps: list[Step], valid: Any
+) -> None:
+    assert verdicts("transactions", {}, steps) == {"transaction-visibility": valid}
