@@ -184,6 +184,7 @@ def test_what_only_the_run_could_observe_still_counts(
         results = run_dir.read_results()
         assert results["checks"][name] == {"valid": valid, "reason": "n2 differs", "term": 7}
         assert results["reason"] == f"{name}: n2 differs"
+        assert not [each for each in results["checks"] if each.endswith("(of the run)")], "each is made once"
 
 
 @pytest.mark.parametrize(
