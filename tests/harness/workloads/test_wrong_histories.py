@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.workloads.base import CLIENT, CheckContext
+from harness.workloads.base import CLIENT, CheckContext, Workload
 from harness.workloads.choice import make_workload
+from harness.workloads.delay import DelayWorkload
+from harness.workloads.transactions import TransactionsWorkload
 
 CONTEXT = CheckContext(timeout_s=10.0, memory_mb=512)
 
@@ -33,7 +35,10 @@ def one_by_one(*operations: tuple[str, Any, Any]) -> list[Step]:
 
 def verdicts(name: str, settings: dict[str, str], steps: list[Step], **more: Any) -> dict[str, Any]:
     options = {f"workload.{key}": value for key, value in settings.items()}
-    workload = make_workload(name, system_class=Toys, system="toys", settings=options)
+    return judged_by(make_workload(name, system_class=Toys, system="toys", settings=options), steps, **more)
+
+
+def judged_by(workload: Workload, steps: list[Step], **more: Any) -> dict[str, Any]:
     events = [
         {"index": at, "time": at * 10**9, "process": process, "type": kind, "f": f, "value": value, **more}
         for at, (process, kind, f, value) in enumerate(steps)
@@ -200,3 +205,57 @@ def test_a_committed_value_that_is_missing_may_still_come_but_what_must_not_be_s
     steps: list[Step], valid: Any
 ) -> None:
     assert verdicts("transactions", {}, steps) == {"transaction-visibility": valid}
+
+
+# The broker's own forms, whose groups redeliver what was not acknowledged, and can tell what is still to come
+
+
+def lag(number: int) -> list[Step]:
+    return [(0, "invoke", "lag", None), (0, "ok", "lag", number)]
+
+
+CRASHED = [(1, "invoke", "receive", None), (1, "info", "receive", None)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "valid"),
+    [
+        ([*sent(1, 0), *sent(2, 0), *one_by_one(("receive", None, [1])), *CRASHED, *NOTHING, *lag(0)], False),
+        ([*sent(1, 0), *sent(2, 0), *one_by_one(("receive", None, [1])), *NOTHING, *lag(1)], "unknown"),
+        ([*sent(1, 5000), *one_by_one(("receive", None, [1])), *lag(1)], False),  # too early
+        ([*sent(1, 0), *one_by_one(("receive", None, [7])), *lag(1)], False),  # never sent
+    ],
+)
+def test_the_broker_redelivers_delayed_messages_and_what_came_too_early_came_too_early(
+    steps: list[Step], valid: Any
+) -> None:
+    assert judged_by(DelayWorkload(), steps) == {"delay": valid}
+
+
+@pytest.mark.parametrize(("after_ns", "valid"), [(999_000_001, True), (998_999_999, False)])
+def test_the_broker_s_times_are_whole_milliseconds(after_ns: int, valid: bool) -> None:
+    steps = [*sent(1, 1000), *one_by_one(("receive", None, [1])), *lag(0)]
+    times = [0, 1, 2, after_ns, after_ns, after_ns]
+    events = [
+        {"index": at, "time": time, "process": process, "type": kind, "f": f, "value": value}
+        for at, (time, (process, kind, f, value)) in enumerate(zip(times, steps, strict=True))
+    ]
+    assert DelayWorkload().check(events, CONTEXT)["delay"].valid is valid
+
+
+@pytest.mark.parametrize(
+    ("steps", "valid"),
+    [
+        ([*ended(1, commit=True), *CRASHED, *NOTHING, *lag(0)], False),
+        ([*ended(1, commit=True), *NOTHING, *lag(1)], "unknown"),
+        ([*ended(1, commit=False), *one_by_one(("receive", None, [1])), *lag(1)], False),
+        ([*ended(1, commit=True), *one_by_one(("receive", None, [7])), *lag(1)], False),
+    ],
+)
+def test_the_broker_redelivers_transactional_messages_and_what_was_rolled_back_must_not_be_seen(
+    steps: list[Step], valid: Any
+) -> None:
+    steps = [
+        (process, kind, f, {**value, "tell": True} if f == "transact" else value) for process, kind, f, value in steps
+    ]
+    assert judged_by(TransactionsWorkload(), steps) == {"transaction-visibility": valid}
