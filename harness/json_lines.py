@@ -141,7 +141,7 @@ class _Program(asyncio.SubprocessProtocol):
 
     def _keep_words(self, data: bytes) -> None:
         if self._logged_lines < MAX_LOGGED_LINES:
-            for line in data.decode("utf-8", "replace").splitlines():
+            for line in data.decode("utf-8", "replace").splitlines()[: MAX_LOGGED_LINES - self._logged_lines]:
                 self._logged_lines += 1
                 logger.info("%s: %s", self._title, line[:500])
         self._last_words = (self._last_words + data)[-MAX_STDERR_BYTES:]
@@ -181,7 +181,7 @@ class _Program(asyncio.SubprocessProtocol):
             timer.cancel()
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             problem = ClientMistake(
@@ -352,7 +352,7 @@ async def _greet(program: _Program, timeout_s: float) -> list[str]:
             f"{program._title} answered hello with {json.dumps(answer)[:200]}: it must be "
             '{"id": 1, "type": "hello", "capabilities": ["read", "write"]} with what it can do'
         )
-    unknown = [name for name in capabilities if name not in CAPABILITIES]
+    unknown = [name for name in capabilities if not isinstance(name, str) or name not in CAPABILITIES]
     if unknown:
         raise ClientMistake(
             f"{program._title} has unknown capabilities {', '.join(map(str, unknown))}; "

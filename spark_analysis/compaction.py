@@ -10,6 +10,7 @@ from __future__ import annotations
 
 __all__ = ["FILE_BYTES", "compact"]
 
+import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,7 @@ def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collect
         yield pa.RecordBatch.from_pylist(rows, schema=_ID_SCHEMA)
 
     try:
+        keys = _partition_keys(spark, number + 1)
         known = history_files(spark, chosen).mapInArrow(identities, "run_dir string, run_id string").collect()
         ids = [(row.run_dir, compacted_run_dir(row.run_id)) for row in known if row.run_id]
         if len({run_id for _, run_id in ids}) != len(ids):
@@ -98,7 +100,8 @@ def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collect
             )
         left_out += [f"{row.run_dir}: its history is damaged or has no run_id" for row in known if not row.run_id]
         whole = {run_dir for run_dir, _ in ids}
-        placed = spark.createDataFrame([b for b in bins if b[0].rpartition("/")[0] in whole], "path string, bin int")
+        rows = [(path, keys[number]) for path, number in bins if path.rpartition("/")[0] in whole]
+        placed = spark.createDataFrame(rows, "path string, bin int")
         (
             history_files(spark, chosen)
             .join(F.broadcast(placed), "path")
@@ -136,6 +139,18 @@ def _taken(listing: Listing, run_dirs: Collection[str] | None) -> tuple[list[Run
     if not taken:
         raise AnalysisError(f"{listing.place} has no run with a {PARQUET} to compact")
     return taken, left_out
+
+
+def _partition_keys(spark: SparkSession, partitions: int) -> list[int]:
+    """For each of so many partitions an integer that Spark's hash puts there. Consecutive integers share partitions, so
+    that a file would hold several bins, and others none."""
+    from pyspark.sql import functions as F
+
+    tried = spark.range(int(partitions * (math.log(partitions) + 20)))  # the chance that one is missing is e^-20
+    partition = F.expr(f"pmod(hash(cast(id as int)), {partitions})").alias("partition")
+    found = tried.groupBy(partition).agg(F.min("id").alias("key")).collect()
+    keys = {row.partition: row.key for row in found}
+    return [keys[number] for number in range(partitions)]
 
 
 def _whole(content: Content) -> Iterator[pa.RecordBatch]:

@@ -59,6 +59,7 @@ __all__ = [
     "let_go",
     "main",
     "remove_tree",
+    "socket_end",
     "sockets_here",
     "sockets_of",
 ]
@@ -897,11 +898,11 @@ def sockets_here(*tables: str) -> list[_Socket]:
                 _, own, peer, state, queues, timer, _, _, _, inode, *_ = line.split()
                 unsent_bytes = int(queues.partition(":")[0], 16)
                 timer_s = int(timer.partition(":")[2], 16) / _TICKS_PER_S
-                found.append(_Socket(int(inode), _end(own), _end(peer), state, unsent_bytes, timer_s))
+                found.append(_Socket(int(inode), socket_end(own), socket_end(peer), state, unsent_bytes, timer_s))
     return found
 
 
-def _end(shown: str) -> _End:
+def socket_end(shown: str) -> _End:
     """Parse one end of a socket as a table shows it. An IPv4-mapped IPv6 address becomes the IPv4 address."""
     address, _, port = shown.partition(":")
     words = [

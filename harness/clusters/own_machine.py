@@ -238,7 +238,7 @@ class OwnMachineCluster(AgentCluster):
     async def _prepare_faults(self) -> None:
         await super()._prepare_faults()
         if any(interface == "resources" for interface, _ in self._capabilities):
-            self._resources = OwnResources(self._limit_groups(), members=self._members_of)
+            self._resources = OwnResources(self._limit_groups(), members=self._members_of, address=self.bind_address)
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it has started. Raises OperatorError when it cannot be run."""

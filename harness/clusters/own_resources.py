@@ -3,9 +3,9 @@
 Every program of a host is put into a control group as soon as it is started; the host's agent stays outside, because no
 limit may reach it. A limit is one value of that group. Descriptors are limited per process (prlimit): each may have no
 descriptor number above its lowest free one. The kernel does not count calls that fail for lack of a descriptor; so the
-harness opens probe connections to every port that a process listens on, and keeps them open: a process that cannot
-accept leaves them in the accept queue, where the kernel shows them. If the process has a free descriptor, it merely has
-not accepted yet.
+harness opens probe connections to every port that a process listens on and that it can reach, and keeps them open: a
+process that cannot accept leaves them in the accept queue, where the kernel shows them. If the process has a free
+descriptor, it merely has not accepted yet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import os
 import resource
 import socket
 import struct
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.clusters.host_agent import sockets_of
+from harness.clusters.host_agent import socket_end, sockets_of
+from harness.run_state import living_thread
 from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
 
 __all__ = ["GROUP_KINDS", "OwnResources", "group_names"]
@@ -58,24 +58,28 @@ _NONE_V1 = 1 << 60
 
 @dataclass(slots=True)
 class _Lowered:
-    """The soft limit on descriptors of a limited process, before (`was`) and now."""
+    """The soft limit on descriptors of a limited process, before (`was`), and the highest that it has been lowered to:
+    what the process started meanwhile may have inherited any."""
 
     was: int
-    now: int
+    highest: int
 
 
 class OwnResources:
     """See nemesis.target.Resources. `groups` are the control groups of each host's programs, by controller (cpu,
-    memory, pids); empty if there are none. `members` lists every process of a host's programs."""
+    memory, pids); empty if there are none. `members` lists every process of a host's programs; `address` is that of a
+    host, which is on the loopback interface if its programs share the harness's network."""
 
     def __init__(
         self,
         groups: Mapping[str, Mapping[str, str]],
         *,
         members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
+        address: Callable[[str], str] = lambda host: "127.0.0.1",
     ) -> None:
         self._groups = {host: dict(by_controller) for host, by_controller in groups.items()}
         self._members = members
+        self._address = address
         self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
         self._ended: dict[str, dict[str, ResourceLimit]] = {}
         """Fault that was released -> host whose programs may still have its limit -> that limit"""
@@ -165,11 +169,14 @@ class OwnResources:
         for listener in _listeners(members) * _PROBES_PER_PORT:
             if len(probes) == _MAX_PROBES:
                 return
+            reachable_at = listener.reachable_at(self._address(host))
+            if reachable_at is None:
+                continue
             probe = socket.socket()
             probe.setblocking(False)
             # After an orderly close, TIME_WAIT would look like a connection that bypassed the proxies of `local`.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if probe.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
+            if probe.connect_ex((reachable_at, listener.port)) in (0, errno.EINPROGRESS):
                 probes.append(probe)
             else:
                 probe.close()
@@ -215,20 +222,23 @@ class OwnResources:
 
     def _lower_to_lowest_free(self, host: str, members: Sequence[ProcessMember]) -> None:
         lowered = self._lowered.setdefault(host, {})
+        highest = _highest(lowered)
         for member in members:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 soft, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
                 number = min(_lowest_free(member.pid), soft)
-                was = lowered.get((member.pid, member.start_ticks), _Lowered(soft, soft)).was
+                # One that was started meanwhile has inherited its limit.
+                new = next(iter(lowered.values())) if soft <= highest else _Lowered(soft, number)
+                before = lowered.get((member.pid, member.start_ticks), new)
                 resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (number, hard))
-                lowered[member.pid, member.start_ticks] = _Lowered(was, number)
+                lowered[member.pid, member.start_ticks] = _Lowered(before.was, max(before.highest, number))
 
     async def _raise_descriptors(self, host: str) -> None:
         """Restore the limits, also of processes that were started meanwhile and inherited theirs."""
         lowered = self._lowered.get(host, {})
         if not lowered:
             return
-        highest = max(one.now for one in lowered.values())
+        highest = _highest(lowered)
         anyone = next(iter(lowered.values()))
         for member in await self._members(host):
             with contextlib.suppress(ProcessLookupError):
@@ -240,7 +250,7 @@ class OwnResources:
 
     def _descriptor_usage(self, host: str, members: Sequence[ProcessMember]) -> ResourceUse:
         lowered = self._lowered.get(host, {})
-        highest = max((one.now for one in lowered.values()), default=-1)
+        highest = _highest(lowered)
         limits: dict[ProcessMember, int] = {}
         for member in members:
             with contextlib.suppress(ProcessLookupError):
@@ -257,6 +267,11 @@ class OwnResources:
             if lowered and not waiting:
                 self._open_probes(host, members)  # all were accepted; the next look will show whether more are
         return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "no process is running")
+
+
+def _highest(lowered: Mapping[tuple[int, int], _Lowered]) -> int:
+    """The highest limit that any of these processes has been lowered to; -1 if there are none."""
+    return max((one.highest for one in lowered.values()), default=-1)
 
 
 def _write_cpu(path: str, quota_us: int | None) -> None:
@@ -350,13 +365,17 @@ class _Listener:
     waiting: int
     pids: list[int]
 
-    @property
-    def reachable_at(self) -> str:
-        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+    def reachable_at(self, own: str) -> str | None:
+        """Where the harness reaches it on a host with this address; None if it is on the loopback interface of the host
+        alone, or accepts IPv6 alone."""
+        if self.address in ("0.0.0.0", "::"):
+            return own
+        is_reachable = ":" not in self.address and (own.startswith("127.") or not self.address.startswith("127."))
+        return self.address if is_reachable else None
 
 
 def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
-    """The TCP sockets that processes listen on in their own network namespace: IPv4, and IPv6 that accept both."""
+    """The TCP sockets that processes listen on in their own network namespace."""
     found: dict[str, _Listener] = {}
     for member in members:
         open_here = sockets_of(member.pid)
@@ -365,10 +384,8 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
                 for line in Path(f"/proc/{member.pid}/net", name).read_text(encoding="ascii").splitlines()[1:]:
                     _, local, _, state, queues, _, _, _, _, inode, *_ = line.split()
                     if state == _LISTEN and int(inode) in open_here:
-                        address, _, port = local.partition(":")
-                        shown = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]
                         waiting = int(queues.partition(":")[2], 16)
-                        one = _Listener(socket.inet_ntoa(shown), int(port, 16), waiting, [])
+                        one = _Listener(*socket_end(local), waiting, [])
                         found.setdefault(inode, one).pids.append(member.pid)
     return list(found.values())
 
@@ -387,7 +404,11 @@ def _is_short(pid: int) -> bool:
 
 
 def _lowest_free(pid: int) -> int:
-    taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    """The lowest descriptor number that a process can open. Raises OSError, ProcessLookupError if it has ended."""
+    thread = living_thread(pid)
+    if thread is None:  # until it is reaped, what it has open is nothing to root, and forbidden to others
+        raise ProcessLookupError(f"process {pid} has ended")
+    taken = set(map(int, os.listdir(f"/proc/{thread}/fd")))
     return next(number for number in range(len(taken) + 1) if number not in taken)
 
 

@@ -90,7 +90,7 @@ class MutexWorkload(CapabilityWorkload):
     settings = (
         Setting("locks", "3", "number of locks", bounds=(1, 1000)),
         Setting("hold_ms", "20", "how long a lock is held on average, in milliseconds", bounds=(0, 60_000)),
-        Setting("check", "exclusion", "linearizable: also check that a free lock is never refused",
+        Setting("check", "exclusion", "linearizable: also check that only a held lock is released",
                 ("exclusion", "linearizable")),
     )  # fmt: skip
     calls: ClassVar[Mapping[str, Call]] = {"acquire": Call("lock", _lock), "release": Call("unlock", _unlock)}

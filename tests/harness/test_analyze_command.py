@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -16,11 +17,14 @@ import pytest
 from harness import cli
 from harness import store as stores
 from harness.clusters.sim.cluster import SimCluster
+from harness.commands import analyze as analyze_module
+from harness.commands.analyze import FACTS
 from harness.errors import OperatorError
 from harness.history_writer import HistoryWriteError
 from harness.runner import Run
 from harness.store import RunDir, RunStatus, Store, StoreError
 from harness.systems.base import CheckOutcome
+from harness.test import Test
 from harness.test import test_from_json as read_test
 from harness.workloads.register import RegisterWorkload
 
@@ -80,6 +84,40 @@ def test_the_workload_s_checks_are_made_again_even_if_it_did_not_declare_them(
         assert checks["extra"]["valid"] is valid and "extra (of the run)" not in checks
 
 
+def test_a_run_that_ended_before_it_was_judged_is_unknown_at_best(run_dir: RunDir) -> None:
+    for write in (lambda: run_dir.results_path.write_text("{}"), run_dir.results_path.unlink):
+        write()
+        assert analyze(run_dir) == 2
+        results = run_dir.read_results()
+        assert results["checks"]["linearizable"]["valid"] is True
+        assert results["reason"].startswith(
+            "the run ended before it was judged, so the state of its replicas is unknown"
+        )
+
+
+@pytest.mark.parametrize("place", ["its store", "its store through a link", "another store"])
+def test_the_page_of_the_store_shows_the_new_verdict(run_dir: RunDir, tmp_path: Path, place: str) -> None:
+    store = run_dir.path.parent.parent
+    (tmp_path / "link").symlink_to(store)
+    (tmp_path / "other").mkdir()
+    given = {"its store": store, "its store through a link": tmp_path / "link"}.get(place, tmp_path / "other")
+    (store / "index.html").write_text("as before")
+    run_dir.history_path.write_text("".join(lines_of(run_dir)[:50]))
+    assert cli.main(["analyze", str(run_dir.path), "--store", str(given)]) == 2
+    if place == "another store":
+        assert (store / "index.html").read_text() == "as before" and list(given.iterdir()) == []
+    else:
+        assert "the history has lost its end" in (store / "index.html").read_text()
+
+
+def test_with_json_nothing_but_the_results_is_on_standard_output(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["analyze", str(run_dir.path), "--json", "--store", str(run_dir.path.parent.parent)]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == run_dir.read_results() and "VALID" in shown.err
+
+
 def test_a_run_in_progress_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its history is not complete, and the run itself will write its results."""
     running = Store(tmp_path / "store").create("broker-register-none")
@@ -93,9 +131,42 @@ def test_everything_observed_is_kept(run_dir: RunDir) -> None:
         "final_reads_from": 100, "timeouts": {"kv.py:12": 2}, "unexpected_exits": {"n1 exited, with status 7": 1},
     }  # fmt: skip
     change(run_dir.results_path, lambda results: results.update(seen))
+    before = run_dir.read_results()
+    assert {"started_at", "run_id", "cluster_detail", "hosts", "duration_s", "version"} <= before.keys()
     assert analyze(run_dir) == 0
     results = run_dir.read_results()
-    assert {name: results[name] for name in seen} == seen
+    for name in (*seen, *FACTS):
+        assert results.get(name) == before.get(name), name
+
+
+def test_the_checker_s_limits_may_be_others_than_the_run_s(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Test] = []
+
+    def judge(run: RunDir, test: Test, *arguments: Any, **options: Any) -> Any:
+        judged.append(test)
+        raise OperatorError("that is enough")
+
+    monkeypatch.setattr(analyze_module, "judge_run", judge)
+    words = ["analyze", str(run_dir.path), "--store", str(run_dir.path.parent.parent)]
+    for more in ([], ["--checker-timeout", "7"], ["--checker-memory", "77"]):
+        assert cli.main([*words, *more]) == 254
+    assert cli.main([*words, "--checker-memory", "3"]) == 254
+    usual, quick, small = judged
+    assert quick == dataclasses.replace(usual, checker_timeout_s=7.0)
+    assert small == dataclasses.replace(usual, checker_memory_mb=77)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [({"rate": -1.0}, "--rate must be 0"), ({"nodes": 0, "checker_memory_mb": 3}, "--nodes must be 1")],
+)
+def test_a_test_json_with_impossible_values_is_reported_in_one_line(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], damage: dict[str, Any], said: str
+) -> None:
+    change(run_dir.path / "test.json", lambda test: test.update(damage))
+    assert analyze(run_dir) == 254
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.count("must be") == len(damage)
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -115,6 +186,7 @@ def test_what_only_the_run_could_observe_still_counts(
         results = run_dir.read_results()
         assert results["checks"][name] == {"valid": valid, "reason": "n2 differs", "term": 7}
         assert results["reason"] == f"{name}: n2 differs"
+        assert not [each for each in results["checks"] if each.endswith("(of the run)")], "each is made once"
 
 
 @pytest.mark.parametrize(
@@ -204,6 +276,7 @@ def test_invalid_events_are_reported_in_one_line(
         ("checks", {"replicas": {"reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": {"valid": 1, "reason": "x"}}, "check replicas has no verdict"),
         ("checks", {"replicas": None}, "check replicas has no verdict"),
+        ("checks", {"replicas": {"valid": True, "reason": 7}}, "check replicas has no verdict"),
         ("trouble", [1], "its trouble is not a list of strings"),
         ("checks_of_the_run", {"replicas": 1}, "its checks_of_the_run is not a list of strings"),
         ("system", [], "its system is not an object"),
@@ -211,6 +284,9 @@ def test_invalid_events_are_reported_in_one_line(
         ("unexpected_errors", "x", "its unexpected_errors are not counts"),
         ("interrupted", -1, "interrupted is not a string"),
         ("stopped_at_first_violation", [1], "stopped_at_first_violation is not a string"),
+        ("final_reads_cut", 7, "final_reads_cut is not a string"),
+        ("final_reads_from", True, "final_reads_from is not an index"),
+        ("final_reads_from", "7", "final_reads_from is not an index"),
     ],
 )
 def test_damaged_results_are_reported_and_the_suggested_fix_works(

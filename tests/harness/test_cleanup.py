@@ -229,7 +229,7 @@ _PRINTS_NAMESPACE_AND_START = 'stat -Lc %i /proc/self/ns/pid; cut -d " " -f 22 /
 
 @ROOT_ONLY
 @pytest.mark.root
-def test_pid_1_of_a_later_container_is_not_taken_for_the_harness() -> None:
+def test_pid_1_of_a_later_container_is_not_taken_for_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel reuses the numbers of pid namespaces, and the first process of each has pid 1."""
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
@@ -241,7 +241,28 @@ def test_pid_1_of_a_later_container_is_not_taken_for_the_harness() -> None:
         assert later.stdin is not None and later.stdout is not None
         namespace, start_ticks = int(later.stdout.readline()), int(later.stdout.readline())
         found = [run_state.process_is_live(1, ticks, namespace) for ticks in (start_ticks, start_ticks - 100)]
+        # Some of its processes are visible, so all are, also from a container.
+        monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", 1)
+        found.append(run_state.process_is_live(2, start_ticks, namespace))
         later.stdin.close()
+    assert found == [True, False, False]
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_a_harness_in_a_time_namespace_is_told_by_its_number_alone() -> None:
+    """Its clock was set differently, so the start time in its state is not the one that is shown here."""
+    unshare = ["unshare", "--time", "--boottime", "100000", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no time namespace here ({tried.stderr.strip()})")
+    with subprocess.Popen(
+        [*unshare, "sh", "-c", _PRINTS_NAMESPACE_AND_START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as inside:
+        assert inside.stdin is not None and inside.stdout is not None
+        namespace, start_ticks = int(inside.stdout.readline()), int(inside.stdout.readline())
+        found = [run_state.process_is_live(number, start_ticks, namespace) for number in (1, 7)]
+        inside.stdin.close()
     assert found == [True, False]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from harness import registry
 from harness.clusters.local import LocalCluster
+from harness.clusters.netns import NetnsCluster
 from harness.clusters.sim.cluster import SimCluster
 from harness.errors import OperatorError
 from harness.execution import plan_faults
@@ -46,6 +47,21 @@ def test_an_available_fault_names_its_mechanism() -> None:
     found = {row.nemesis: (row.how, row.forms) for row in rows_for("kill,partition", "etcd") if row.how is not None}
     assert found["kill"] == ("signals to all programs of a host", ("sigkill", "terminate", "crash-loop"))
     assert found["partition"][0] == "proxies"
+
+
+def test_a_row_names_the_mechanisms_that_its_forms_need_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in rows_for("power,kill,disk-full", "broker", cluster=SimCluster) if row.how is not None]
+    assert [(row.nemesis, row.forms, row.how) for row in rows] == [
+        ("disk-full", ("full",), "disks of cluster sim"),
+        ("kill", ("sigkill", "terminate", "crash-loop"), "processes of cluster sim"),
+        ("power", ("cut", "cut-torn"), "disks of cluster sim and processes of cluster sim"),
+    ]
+    monkeypatch.setattr(NetnsCluster, "missing", classmethod(lambda cls, interface, ability: None))
+    signals = "signals to all programs of a host"
+    assert [(row.forms, row.how) for row in rows_for("power", "broker", cluster=NetnsCluster)] == [
+        (("cut", "cut-torn"), f"interception of the program's calls and {signals}"),
+        (("crash",), f"a file system per host and {signals}"),
+    ]
 
 
 def test_leader_faults_are_refused_if_the_system_does_not_report_its_leader() -> None:
@@ -120,6 +136,8 @@ def test_the_table_is_empty_for_a_schedule_and_prints_reasons() -> None:
     console.print(fault_table(rows_for("kill", "toy")))
     text = console.export_text()
     assert "kill" in text.splitlines()[1] and "not available: the system cannot tell which host leads" in text
+    console.print(fault_table(rows_for("all", "broker", cluster=SimCluster)))
+    assert re.search(rf"^promote +{re.escape(BY_NAME_ONLY)} ", console.export_text(), re.MULTILINE)
 
 
 def test_a_run_whose_only_faults_the_system_never_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

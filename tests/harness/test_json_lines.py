@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +215,50 @@ def test_the_page_lists_the_answers_that_need_a_value() -> None:
     told = {name.strip("` "): value for names, _, value, _ in rows for name in names.split(",")}
     assert set(told) == set(CAPABILITIES)
     assert {name for name, value in told.items() if value and "may be left out" not in value} == json_lines.WITH_VALUE
+
+
+def test_what_a_program_writes_to_standard_error_is_kept_in_part(caplog: pytest.LogCaptureFixture) -> None:
+    async def written() -> json_lines._Program:
+        program = json_lines._Program("the client")
+        for _ in range(2):
+            program.pipe_data_received(2, b"a line\n" * 10_000 + b"the end\n")
+        return program
+
+    caplog.set_level("INFO", "harness.json_lines")
+    program = asyncio.run(written())
+    assert caplog.messages == ["the client: a line"] * json_lines.MAX_LOGGED_LINES
+    assert len(program._last_words) == json_lines.MAX_STDERR_BYTES
+    assert program._quoted_words() == "; its last output: the end"
+
+
+def test_an_answer_may_come_after_the_end_of_its_program_but_only_once() -> None:
+    """What is left in the pipes is read a little later; and a closed standard error is no end."""
+
+    async def scenario() -> None:
+        program = json_lines._Program("the client")
+        later: list[Any] = []
+        program._loop = SimpleNamespace(call_later=lambda delay_s, call: later.append(call))  # type: ignore[assignment]
+        program.pipe_connection_lost(2, None)
+        assert later == []
+        program._answer = asyncio.get_running_loop().create_future()
+        program.process_exited()
+        program.pipe_data_received(1, b'{"id": 1, ')
+        program.pipe_data_received(1, b'"type": "ok"}\n')
+        assert await program._answer == b'{"id": 1, "type": "ok"}'
+        for call in later:
+            call()
+        assert isinstance(program._problem, json_lines.ProgramError), "for the next request"
+
+    async def twice() -> None:
+        program = json_lines._Program("the client")
+        program._answer = asyncio.get_running_loop().create_future()
+        for _ in range(2):
+            program.pipe_data_received(1, b"{}\n")
+        assert await program._answer == b"{}"
+        assert "wrote a line that is not an answer: '{}'" in str(program._problem)
+
+    asyncio.run(scenario())
+    asyncio.run(twice())
 
 
 def test_a_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -417,6 +463,11 @@ def test_a_client_mistake_makes_the_verdict_unknown_and_names_the_program(
             'print(\'{"id": 1, "type": "hello", "capabilities": ["raed"]}\')',
             "has unknown capabilities raed; known: read,",
         ),
+        (
+            'print(\'{"id": 1, "type": "hello", "capabilities": ["read", ["write"], {"cas": 1}]}\')',
+            "has unknown capabilities ['write'], {'cas': 1}; known: read,",
+        ),
+        ("print('[' * 200_000)", "[[[[...', which is not a JSON object"),
         ("import time; time.sleep(600)", "did not answer hello within 3.0 s"),
     ],
 )

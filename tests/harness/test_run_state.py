@@ -98,9 +98,11 @@ def test_close_removes_the_state_only_when_nothing_is_claimed(tmp_path: Path) ->
 
 
 def test_only_claims_that_may_outlive_a_reboot_are_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunState.create("r1", state_root=str(tmp_path))
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
+    run = RunState.create("r1", state_root=str(tmp_path))
+    assert len(synced) == 2, "the state and its name in the directory"
+    synced.clear()
     run.claim(KIND_NETNS, "sb-r1-n1")
     assert synced == []
     run.claim(KIND_DIRECTORY, str(tmp_path / "splitbrain-r1-x"))
@@ -111,10 +113,11 @@ def test_only_claims_that_may_outlive_a_reboot_are_fsynced(tmp_path: Path, monke
 
 
 def test_a_run_id_can_have_only_one_state(tmp_path: Path) -> None:
-    RunState.create("r1", state_root=str(tmp_path))
+    run, descriptors = RunState.create("r1", state_root=str(tmp_path)), os.listdir("/proc/self/fd")
     with pytest.raises(StateError, match="harness clean"):
         RunState.create("r1", state_root=str(tmp_path))
-    assert os.listdir(tmp_path) == ["r1.jsonl"]
+    assert os.listdir(tmp_path) == ["r1.jsonl"] and load_run(run.path).is_live
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 @pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a b", ".hidden", "x" * 65, "a\n"])
@@ -164,6 +167,14 @@ def test_a_zombie_counts_as_dead() -> None:
         os.close(descriptor)
         assert os.path.exists(f"/proc/{child.pid}")
         assert process_start_ticks(child.pid) is None
+
+
+@pytest.mark.parametrize(("sees_all", "expected"), [(True, False), (False, None)])
+def test_a_process_of_a_pid_namespace_that_is_not_to_be_seen_is_dead_only_where_all_are(
+    sees_all: bool, expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino if sees_all else 1)
+    assert run_state.process_is_live(os.getpid(), 1, 7) is expected, "no namespace has the inode 7"
 
 
 def test_a_process_whose_first_thread_has_ended_counts_as_live(tmp_path: Path) -> None:
@@ -219,6 +230,20 @@ def test_a_file_that_is_not_a_state_is_refused_in_one_line(tmp_path: Path, conte
     assert "\n" not in str(caught.value)
 
 
+def test_a_state_of_another_version_is_refused_as_such(tmp_path: Path) -> None:
+    path = RunState.create("r1", state_root=str(tmp_path)).path
+    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | {"format": 99}) + "\n")
+    with pytest.raises(StateError, match="another version of the harness: clean with that one"):
+        load_run(path)
+
+
+def test_only_names_of_runs_are_taken_for_states(tmp_path: Path) -> None:
+    RunState.create("r1", state_root=str(tmp_path))
+    for name in (".r2.jsonl", ".r3.7.draft", "r4.json"):
+        (tmp_path / name).touch()
+    assert runs_in(str(tmp_path)) == ["r1"]
+
+
 def test_the_default_state_directory_depends_on_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +261,10 @@ def test_the_default_state_directory_depends_on_the_environment(
     assert state_roots()[:2] == [in_temp, in_tmp]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     assert in_temp in state_roots() and str(tmp_path / "absent" / "splitbrain") not in state_roots()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "here")
+    assert default_state_root() == in_temp, "of a relative path it is not known what it was relative to"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_state_root() == str(tmp_path / "splitbrain")
     assert {in_temp, in_tmp} <= set(state_roots())
@@ -245,14 +274,15 @@ def test_the_default_state_directory_depends_on_the_environment(
 
 def test_the_state_directory_is_made_private_and_must_not_be_a_link_or_a_file(tmp_path: Path) -> None:
     root = tmp_path / "state"
-    root.mkdir(mode=0o777)
-    root.chmod(0o777)
-    RunState.create("r1", state_root=str(root))
-    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    root.mkdir()
+    for number, mode in enumerate((0o777, 0o770, 0o701)):
+        root.chmod(mode)
+        RunState.create(f"r{number}", state_root=str(root))
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
     link = tmp_path / "link"
     link.symlink_to(root)
     with pytest.raises(StateError, match="not a directory"):
-        RunState.create("r2", state_root=str(link))
+        RunState.create("r9", state_root=str(link))
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot keep states"):
         RunState.create("r2", state_root=str(tmp_path / "file"))
@@ -275,7 +305,7 @@ def test_a_temporary_directory_is_claimed_unless_it_existed(tmp_path: Path, monk
     run = RunState.create("r1", state_root=str(tmp_path / "state"))
     path = run.make_temp_dir("disk")
     assert os.path.isdir(path)
-    assert os.path.basename(path) == "splitbrain-r1-disk"
+    assert os.path.basename(path) == "splitbrain-r1-disk" and stat.S_IMODE(os.stat(path).st_mode) == 0o700
     assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),)
     with pytest.raises(StateError, match="already"):
         run.make_temp_dir("disk")
@@ -287,8 +317,8 @@ def test_a_temporary_directory_is_claimed_unless_it_existed(tmp_path: Path, monk
 
 
 def test_the_default_state_directory_is_removed_with_its_last_state(tmp_path: Path) -> None:
-    own, given = tmp_path / f"splitbrain-{os.geteuid()}", tmp_path / "given"
-    for root, survives in ((own, False), (given, True)):
+    own, given, alike = (tmp_path / name for name in (f"splitbrain-{os.geteuid()}", "given", "splitbrain-given"))
+    for root, survives in ((own, False), (given, True), (alike, True)):
         first, second = (RunState.create(name, state_root=str(root)) for name in ("r1", "r2"))
         first.close()
         assert root.exists()
@@ -326,6 +356,17 @@ def test_a_state_directory_that_vanishes_during_creation_is_made_again(
     assert left == [0]
     assert load_run(run.path).is_live
     assert os.listdir(root) == ["r1.jsonl"]
+
+
+def test_a_state_directory_that_vanishes_every_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: str, *arguments: int, **options: int) -> Any:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(os, "lstat", vanish)
+    with pytest.raises(StateError, match="states keeps being removed"):
+        RunState.create("r1", state_root=str(tmp_path / "states"))
 
 
 def test_a_directory_that_is_removed_while_it_is_examined_is_created_again(

@@ -15,6 +15,27 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+def bins_of(sizes: list[int], room: int) -> list[list[int]]:
+    """The sizes of runs, in order, in files that exceed the room only if a run does."""
+    bins: list[list[int]] = [[]]
+    for size in sizes:
+        if bins[-1] and sum(bins[-1]) + size > room:
+            bins.append([])
+        bins[-1].append(size)
+    return bins
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 40])
+def test_every_file_gets_what_was_meant_for_it(spark: Any, partitions: int) -> None:
+    from pyspark.sql import functions as F
+
+    from spark_analysis.compaction import _partition_keys
+
+    keys = spark.createDataFrame([(key,) for key in _partition_keys(spark, partitions)], "bin int")
+    placed = keys.repartition(partitions, "bin").select(F.spark_partition_id().alias("partition")).collect()
+    assert sorted(row.partition for row in placed) == list(range(partitions))
+
+
 @pytest.mark.long
 def test_a_compacted_store_gives_the_same_tables_and_verdicts(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -31,11 +52,12 @@ def test_a_compacted_store_gives_the_same_tables_and_verdicts(
     died = synthetic.make_run(place, 9, operations=40, finished=False)
     torn = synthetic.make_run(place, 10, operations=40)
     torn.parquet_path.write_bytes(b"PAR1")
-    monkeypatch.setattr(compaction, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(compaction, "FILE_BYTES", 20_000)
     left_out = compaction.compact(spark, list_runs(spark, str(place)), str(tmp_path / "few"))
     assert sorted(Path(line.split(": ")[0]).name for line in left_out) == sorted((died.path.name, torn.path.name))
     files = list((tmp_path / "few" / "compacted-events").glob("*.parquet"))
-    assert 1 < len(files) < 7
+    sizes = [run.size_bytes for run in compaction._taken(list_runs(spark, str(place)), None)[0]]
+    assert len(files) == len(bins_of(sizes, 20_000)) > 2
     for path in (died.path, torn.path):
         path.rename(tmp_path / f"away-{path.name}")
     options = Options(check=CheckPlan())
