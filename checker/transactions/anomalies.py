@@ -10,7 +10,7 @@ from checker.history import FAIL, INFO, OK, History
 from checker.values import exact
 from checker.words import named_row, short
 
-__all__ = ["Anomalies", "Step", "Transactions", "described"]
+__all__ = ["MAX_EXAMPLES", "Anomalies", "Step", "Transactions", "described"]
 
 Step = tuple[str, Any, Any]
 

@@ -11,30 +11,34 @@ from checker.history import History, HistoryError, Operation
 from checker.linearizability.budget import Budget, LimitReached, no_collection
 from checker.reducing import smallest
 from checker.transactions.anomalies import Anomalies, Step, Transactions, described
-from checker.transactions.cycles import Cycle, find_cycles
+from checker.transactions.cycles import Cycle, find_cycles, on_cycles_by_process
 from checker.transactions.evidence import evidence_for
 from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 from checker.transactions.list_append import build_list_append
 from checker.transactions.orders import MAX_SNAPSHOTS, MAX_TRANSACTIONS, find_order, find_snapshot_order
 from checker.transactions.rw_register import build_rw_register
 from checker.transactions.serial import find_serial_order
+from checker.transactions.visibility import CAUSAL_VIOLATION, FRACTURED_READ, find_unseen
 from checker.verdict import Edge, Result, Verdict, Witness
 from checker.words import short
 
 __all__ = ["ISOLATION_LEVELS", "check_transactions"]
 
 _GRAVE = ("G0", "G1c", "G-single", "G-nonadjacent")
+#: Classes of cycles of which some hold a cycle with one anti-dependency at most, without real time.
+_WITH_SINGLE = frozenset(f"{name}{suffix}" for name in _GRAVE for suffix in ("", "-process"))
 
 #: For each level, the anomalies that rule it out besides those of weaker levels, and the next weaker levels.
 _LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "read-uncommitted": (("G0", "duplicate-elements", "garbage-read", "garbage-version", "cyclic-versions"), ()),
     # Of two orders of one list only one can have been committed.
     "read-committed": (("G1a", "G1b", "G1c", "internal", "incompatible-order"), ("read-uncommitted",)),
-    "snapshot-isolation": (
-        ("G-single", "G-nonadjacent", "lost-update", "non-repeatable-read", "no-snapshot-order"),
-        ("read-committed",)),
+    "read-atomic": ((FRACTURED_READ, "non-repeatable-read"), ("read-committed",)),
+    # Of versions and of what each process ran.
+    "causal": (("G0-process", "G1c-process", CAUSAL_VIOLATION), ("read-atomic",)),
+    "snapshot-isolation": (("G-single", "G-nonadjacent", "lost-update", "no-snapshot-order"), ("read-atomic",)),
     "strong-session-snapshot-isolation": (
-        (*(f"{name}-process" for name in _GRAVE), "no-snapshot-order-process"), ("snapshot-isolation",)
+        (*(f"{name}-process" for name in _GRAVE), "no-snapshot-order-process"), ("snapshot-isolation", "causal")
     ),
     "strong-snapshot-isolation": (
         (*(f"{name}-realtime" for name in _GRAVE), "no-snapshot-order-realtime"),
@@ -53,6 +57,7 @@ ISOLATION_LEVELS = tuple(_LEVELS)
 _CHAIN = (
     "read-uncommitted",
     "read-committed",
+    "read-atomic",
     "snapshot-isolation",
     "serializable",
     "strong-session-serializable",
@@ -136,7 +141,9 @@ class _Findings:
             self.transactions, graph, self.anomalies, steps = _built(history, question)
         self.stopped = budget.exhausted()
         if not self.stopped:
-            self.cycles, self.stopped = find_cycles(self.transactions, graph, budget)
+            self.cycles, left, self.stopped = find_cycles(self.transactions, graph, budget)
+        if not self.stopped:
+            self._look_for_unseen(graph, left, budget)
         if question.excerpt and "garbage-read" in self.anomalies.counts:
             self.open = self.anomalies.examples["garbage-read"][0][1] + ", as far as this excerpt shows"
         ambiguous = next((name for name in _AMBIGUOUS if name in self.anomalies.counts), None)
@@ -152,6 +159,26 @@ class _Findings:
         if question.workload == "rw-register":
             self._search_orders(budget)
         self._search_snapshots(graph, budget)
+
+    def _look_for_unseen(self, graph: DependencyGraph, left: list[int], budget: Budget) -> None:
+        """Look for reads that miss what their transaction must see.
+
+        Lists show the order of their versions: so it is on a cycle with a single anti-dependency, and the versions that
+        were read too late are those of direct dependencies.
+        """
+        rows: Collection[int] = range(graph.count)
+        is_cyclic = not left or any(name in self.cycles for name in ("G0", "G1c", "G0-process", "G1c-process"))
+        if self._question.workload == "list-append":
+            if self.cycles.keys().isdisjoint(_WITH_SINGLE):
+                return
+            inside = on_cycles_by_process(self.transactions, graph, left)
+            rows = {
+                row
+                for row in range(graph.count)
+                if row in inside or any(bits & WR and after in inside for after, bits in graph.edges[row].items())
+            }
+        transactions, found = self.transactions, self.anomalies
+        self.stopped = find_unseen(transactions, graph, rows, found, budget, is_cyclic=is_cyclic)
 
     def has(self, names: Iterable[str]) -> bool:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
@@ -296,12 +323,12 @@ def check_transactions(
     """Check a history of ``list-append`` or ``rw-register`` transactions against an isolation level.
 
     ``stats`` holds ``anomalies`` (counts), ``examples``, ``levels``: those not ruled out, and ``strongest``: the
-    strongest of them, apart from the session and real-time variants of snapshot isolation.  For ``rw-register``,
-    ``linearizable_keys`` and ``sequential_keys`` say that every key on its own is known to be linearizable, or
-    sequentially consistent, so that versions seen one after the other, by any process or by the same one, were written
-    in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains every read was
-    found (see ``transactions.orders``).  Values compare as in JSON: ``true`` is not 1, 1 equals 1.0, and null may be
-    written like any other.
+    strongest of them, apart from ``causal`` and the session and real-time variants of snapshot isolation.  For
+    ``rw-register``, ``linearizable_keys`` and ``sequential_keys`` say that every key on its own is known to be
+    linearizable, or sequentially consistent, so that versions seen one after the other, by any process or by the same
+    one, were written in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains
+    every read was found (see ``transactions.orders``).  Values compare as in JSON: ``true`` is not 1, 1 equals 1.0, and
+    null may be written like any other.
 
     A read of a value that nobody wrote rules out every level, unless the history is an ``excerpt`` (the value may have
     been written outside it; a history whose reader noted ``problems`` is one too): then the answer is ``unknown``.
@@ -363,7 +390,8 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
         stats["snapshot_order"] = findings.snapshots
     broken = [name for name in question.names(question.level) if name in found.counts]
     if broken:
-        witness = min((witnesses[name] for name in broken), key=lambda w: len(w.operations))
+        # Of equally small ones, one that is drawn as a cycle.
+        witness = min((witnesses[name] for name in broken), key=lambda w: (len(w.operations), not w.edges))
         witness = _with_evidence(transactions, witness, question, budget)
         holds = f"it may still be {strongest}" if strongest else "no level holds"
         return Result(
@@ -378,7 +406,8 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
     order = "" if findings.order is None else f"; an order of the transactions that explains it was {findings.order}"
     if findings.snapshots is not None and question.level in _OF_SNAPSHOTS:
         order += f"; an order of starts and commits that explains it was {findings.snapshots}"
-    return Result(verdict=Verdict.VALID, stats=stats, reason=f"nothing rules out {strongest}{order}")
+    shown = strongest if strongest and question.level in _with_weaker(strongest) else question.level
+    return Result(verdict=Verdict.VALID, stats=stats, reason=f"nothing rules out {shown}{order}")
 
 
 def _with_weaker(level: str) -> set[str]:

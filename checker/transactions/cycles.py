@@ -28,7 +28,7 @@ from checker.transactions.graph import (
     cyclic,
 )
 
-__all__ = ["Cycle", "find_cycles"]
+__all__ = ["Cycle", "find_cycles", "on_cycles_by_process", "shortest_cycle"]
 
 #: A cycle: nodes in order and the kind of the edge that leaves each.
 Cycle = list[tuple[int, int]]
@@ -48,19 +48,21 @@ _GRAVE = ("G0", "G1c", "G-single", "G-nonadjacent")
 
 def find_cycles(
     transactions: Transactions, graph: DependencyGraph, budget: Budget
-) -> tuple[dict[str, Cycle], str | None]:
-    """A short cycle of every class that occurs, and the limit that ended the search, if any.
+) -> tuple[dict[str, Cycle], list[int], str | None]:
+    """A short cycle of every class that occurs, the transactions on or between cycles, real time included, and the
+    limit that ended the search, if any.
 
     Adds process order and real time to ``graph``.  Classes of cycles that need process order end in ``-process``,
     those that need real time in ``-realtime``; such a class is reported only if it does not occur without.
     """
     search = _Search(transactions, graph)
-    if not search.left:
-        return {}, None
+    left = [node for node in search.left if node < graph.count]
+    if not left:
+        return {}, [], None
     search.classes(search.left, "", 0)
     stopped = budget.exhausted()
     if stopped:
-        return search.cycles, stopped
+        return search.cycles, left, stopped
     search.against_time()
     for suffix, extra in (("-process", PROCESS), ("-realtime", PROCESS | REALTIME)):
         is_large = len(search.left) > MAX_LISTED
@@ -75,16 +77,29 @@ def find_cycles(
         stopped = budget.exhausted()
         if stopped:
             break
-    return search.cycles, stopped
+    return search.cycles, left, stopped
+
+
+def on_cycles_by_process(transactions: Transactions, graph: DependencyGraph, left: Collection[int]) -> set[int]:
+    """The nodes on cycles of dependencies and process order, among those on or between cycles of real time too."""
+    history = transactions.history
+    graph.add_process_order(left, history.invoked, _returned(transactions), history.process)
+    inside = set(left).union(range(graph.count, len(graph.edges)))
+    found = cyclic(graph.targets(inside, WW | WR | RW | VIA | PROCESS))
+    return {node for nodes in found for node in nodes if node < graph.count}
+
+
+def _returned(transactions: Transactions) -> list[int]:
+    history = transactions.history
+    return [
+        position if status == OK else NEVER for position, status in zip(history.returned, history.status, strict=True)
+    ]
 
 
 class _Search:
     def __init__(self, transactions: Transactions, graph: DependencyGraph) -> None:
         self._history, self._graph = transactions.history, graph
-        self._returned = [
-            position if status == OK else NEVER
-            for position, status in zip(self._history.returned, self._history.status, strict=True)
-        ]
+        self._returned = _returned(transactions)
         self.left = graph.leftover(self._history.invoked, self._returned)
         self.cycles: dict[str, Cycle] = {}
         #: Some anti-dependencies on transactions that had returned before.
@@ -143,11 +158,13 @@ class _Search:
         for name, through in (("G0", WW), ("G1c", WR)):
             back = (WW | extra) if through == WW else (WW | WR | extra)
             ways = graph.targets(grave, back)
-            self._keep(name, suffix, self._shown(_shortest(ways, self._edges(cyclic(ways), through)), back, through))
+            self._keep(
+                name, suffix, self._shown(shortest_cycle(ways, self._edges(cyclic(ways), through)), back, through)
+            )
         self._not_adjacent(apart, layers, suffix, extra)
         rest = [component for component in whole if grave.isdisjoint(component)]
         ways = graph.targets({node for component in rest for node in component}, everything)
-        self._keep("G2", suffix, self._shown(_shortest(ways, self._edges(rest, RW)), everything, RW))
+        self._keep("G2", suffix, self._shown(shortest_cycle(ways, self._edges(rest, RW)), everything, RW))
 
     def _not_adjacent(self, apart: list[list[int]], layers: Adjacency, suffix: str, extra: int) -> None:
         """A cycle with one anti-dependency, and one with several, no two of them in a row."""
@@ -165,9 +182,9 @@ class _Search:
             return
         back = WW | WR | VIA | extra
         ways = self._graph.targets({place >> 1 for component in apart for place in component}, back)
-        single = _shortest(ways, ((source >> 1, target >> 1) for source, target in starts))
+        single = shortest_cycle(ways, ((source >> 1, target >> 1) for source, target in starts))
         self._keep("G-single", suffix, self._shown(single, back, RW))
-        walk = _shortest(layers, starts)
+        walk = shortest_cycle(layers, starts)
         if walk is not None:
             self._keep_walk(walk, suffix, extra)
 
@@ -229,7 +246,7 @@ class _Layers:
         return out
 
 
-def _shortest(ways: Adjacency, starts: Iterable[tuple[int, int]]) -> list[int] | None:
+def shortest_cycle(ways: Adjacency, starts: Iterable[tuple[int, int]]) -> list[int] | None:
     """The nodes of a short cycle that begins with one of the edges ``starts`` and continues along ``ways``."""
     best: list[int] | None = None
     visits = 0

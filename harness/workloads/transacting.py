@@ -36,8 +36,9 @@ FINAL_KEYS = 8
 ISOLATION = Setting(
     "isolation", "strict-serializable", "isolation level that must hold",
     (
-        "read-uncommitted", "read-committed", "snapshot-isolation", "strong-session-snapshot-isolation",
-        "strong-snapshot-isolation", "serializable", "strong-session-serializable", "strict-serializable",
+        "read-uncommitted", "read-committed", "read-atomic", "causal", "snapshot-isolation",
+        "strong-session-snapshot-isolation", "strong-snapshot-isolation", "serializable",
+        "strong-session-serializable", "strict-serializable",
     ),
 )  # fmt: skip
 

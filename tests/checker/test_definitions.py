@@ -238,7 +238,7 @@ def at_once(*lines: tuple[Any, list[Any]]) -> list[Event]:
                 (2, [["r", "x", [1]], ["r", "y", []]]),
                 (3, [["r", "x", []], ["r", "y", [1]]]),
             ),
-            "read-committed",
+            "read-atomic",
         ),
         # A lost update.
         (
@@ -246,7 +246,7 @@ def at_once(*lines: tuple[Any, list[Any]]) -> list[Event]:
                 (0, [["r", "x", []], ["append", "x", 1]]),
                 (1, [["r", "x", []], ["append", "x", 2]]),
             ),
-            "read-committed",
+            "read-atomic",
         ),
         # Reads that are not repeatable.
         (at_once((0, [["append", "x", 1]]), (1, [["r", "x", []], ["r", "x", [1]]])), "read-committed"),

@@ -9,19 +9,24 @@ read is unknown.  A register holds null at first, a list is empty, and a list re
 * snapshot-isolation (Berenson et al. 1995, Adya's PL-SI, without real time or sessions): an order of starts and
   commits.  A transaction reads what was committed at its start and its own writes, and commits only if nothing that it
   wrote was committed since.
+* causal, read-atomic (Biswas & Enea 2019): an order of commits in which each read finds the version of the last writer
+  of its key among those that the transaction sees.  It sees those from which it reads; under causal also what these saw
+  and what its process completed before, which the order respects.
 * read-committed (Adya's PL-2): an order of the committed transactions, which is that of the versions, in which each
   read finds a version of its key that was committed before it.  An order exists exactly where G0 and G1 do not occur.
 * read-uncommitted (Adya's PL-1): an order of the committed transactions with which the order of the elements in every
   list that was read agrees.  Registers never contradict it.
 
-The two weakest levels have two answers, because Adya's PL-1 does not constrain reads, which alone show the order of the
-writes, and because it is disputed whether PL-2 requires a transaction to see its own writes.  ``strict`` constrains
-both, otherwise they are free; values that nobody wrote contradict every strict level.
+The weak levels have two answers, because Adya's PL-1 does not constrain reads, which alone show the order of the
+writes, because it is disputed whether PL-2 requires a transaction to see its own writes, and because a list that a
+transaction has appended to can show what it saw before or what it appended to.  ``strict`` constrains all of these,
+otherwise they are free; values that nobody wrote contradict every strict level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from checker.testing.definitions.objects import Object, Outcome, State
@@ -33,12 +38,14 @@ __all__ = ["LEVELS", "Database", "has_repeated_writes", "is_possible", "reads_of
 LEVELS = (
     "read-uncommitted",
     "read-committed",
+    "read-atomic",
     "snapshot-isolation",
     "serializable",
     "strong-session-serializable",
     "strict-serializable",
 )
-"""From the weakest to the strongest; each allows all that the next one allows."""
+"""From the weakest to the strongest; each allows all that the next one allows.  Beside them, causal is between
+read-atomic and strong-session-serializable."""
 
 Contents = dict[Any, Any]
 
@@ -121,12 +128,27 @@ def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool 
     happened = [call for call in calls if call.status != "fail"]
     if level == "serializable":
         return has_order(happened, [[False] * len(happened) for _ in happened], database)
+    if level in ("read-atomic", "causal"):
+        return _has_visible_versions(happened, database, strict, is_causal=level == "causal")
     search = {"snapshot-isolation": _has_snapshots, "read-committed": _has_versions}[level]
     return search(happened, database, strict)
 
 
 def _keys_written(call: Call) -> set[Any]:
     return {canonical(name) for kind, name, _ in call.value if kind in ("append", "w")}
+
+
+def _keys_amended(call: Call) -> set[Any]:
+    """Keys whose lists a transaction read after it had appended to them."""
+    appended: set[Any] = set()
+    amended: set[Any] = set()
+    for kind, name, _ in call.value:
+        key = canonical(name)
+        if kind == "append":
+            appended.add(key)
+        elif key in appended:
+            amended.add(key)
+    return amended
 
 
 def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> bool:
@@ -154,6 +176,52 @@ def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> b
 
     nothing: frozenset[Any] = frozenset()
     return is_reached((nothing, nothing, nothing), lambda done, *_: required <= done, following)
+
+
+def _has_visible_versions(calls: Sequence[Call], database: Database, strict: bool, *, is_causal: bool) -> bool:
+    """Try every order of commits, and for every key that was read every earlier version."""
+    required = acknowledged(calls)
+    written = [_keys_written(call) for call in calls]
+    amended = [_keys_amended(call) if strict else set() for call in calls]
+    before = [
+        {other for other, one in enumerate(calls) if one.process == call.process and one.returned < call.invoked}
+        if is_causal
+        else set()
+        for call in calls
+    ]
+
+    # The committed transactions in their order, each with those that it saw.
+    def following(done: frozenset[int], order: tuple[tuple[int, frozenset[int]], ...]) -> Iterator[Any]:
+        saw = dict(order)
+        numbers = [number for number, _ in order]
+        contents: list[Contents] = [{}]
+        for number in numbers:
+            contents.append(dict(contents[-1]))
+            list(database.execute(contents[-1], calls[number].value))
+        for number, call in enumerate(calls):
+            if number in done or not before[number] <= done:
+                continue
+            keys = (
+                () if call.status == "info" else sorted({canonical(step[1]) for step in call.value if step[0] == "r"})
+            )
+            places = [[0, *(at + 1 for at, one in enumerate(numbers) if key in written[one])] for key in keys]
+            # What a transaction appends to is the latest version.
+            places = [held[-1:] if key in amended[number] else held for key, held in zip(keys, places, strict=True)]
+            for chosen in product(*places):
+                view = {key: contents[at].get(key, database.empty) for key, at in zip(keys, chosen, strict=True)}
+                read = list(database.execute(view, call.value))
+                if call.status != "info" and read != database.answered(call.result):
+                    continue
+                sources = {numbers[at - 1] for at in chosen if at} | before[number]
+                seen = sources.union(*(saw[source] for source in sources)) if is_causal else sources
+                if all(
+                    key not in written[other] or numbers.index(other) < at
+                    for key, at in zip(keys, chosen, strict=True)
+                    for other in seen
+                ):
+                    yield done | {number}, (*order, (number, frozenset(seen)))
+
+    return is_reached((frozenset[int](), ()), lambda done, _: required <= done, following)
 
 
 def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bool:
