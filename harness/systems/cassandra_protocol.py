@@ -38,7 +38,6 @@ BIGINT, BOOLEAN, COUNTER, INT = 0x02, 0x04, 0x05, 0x09
 """Types of columns."""
 NUMBERS = frozenset({BIGINT, COUNTER, INT})
 
-
 Row = list[int | None]
 
 
