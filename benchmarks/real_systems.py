@@ -34,6 +34,7 @@ FAULTS = "partition,kill,pause"
 LOAD_S = 60
 
 SAFE: Mapping[str, str] = {
+    "cassandra": "--workload cas-register --nodes 3 --nemesis-interval 15",
     "etcd": "--workload cas-register",
     "hazelcast": "--workload cas-register --nodes 3 --nemesis-interval 10",
     "kafka": "--workload log --set workload.polls=eventual --nemesis-interval 10",

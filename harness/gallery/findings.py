@@ -416,13 +416,78 @@ _TARANTOOL_ROWS = Finding(
     link="https://github.com/tarantool/tarantool/pull/8518",
 )
 
+_CASSANDRA_CLOCK = Finding(
+    name="cassandra-clock-skew",
+    title="Acknowledged writes have no effect if another coordinator's clock was ahead when it wrote before them",
+    version="Cassandra 5.0.2",
+    options="--system cassandra --nodes 3 --workload register --nemesis clock=bump --time-limit 20",
+    finding="--set writes=quorum",
+    control="--set writes=transaction",
+    control_says="a lightweight transaction has a timestamp greater than that of any earlier one of its row, whatever "
+    "the clocks show",
+    check="linearizable",
+    names=("read",),
+    promised="The documentation says that the last write wins by the timestamp of its client or coordinator, and that "
+    "correctness depends on these clocks.",
+    reported="Kyle Kingsbury, Jepsen: Cassandra, September 2013",
+    link="https://aphyr.com/posts/294-jepsen-cassandra",
+)
+
+_CASSANDRA_ONE = Finding(
+    name="cassandra-reads-at-one",
+    title="Reads at consistency level ONE from a replica behind a partition are stale",
+    version="Cassandra 5.0.2",
+    options="--system cassandra --nodes 3 --workload register --nemesis partition=one --time-limit 20",
+    finding="--set reads=one",
+    control="--set reads=serial",
+    control_says="a read at SERIAL is a round of Paxos, which needs a quorum",
+    check="linearizable",
+    names=("read",),
+    promised="The documentation says that a read sees what was written if W + R > RF; here W + R is 2 + 1, RF 3.",
+    reported="Cassandra's own documentation of its architecture, tunable consistency",
+    link="https://cassandra.apache.org/doc/5.0/cassandra/architecture/dynamo.html#tunable-consistency",
+)
+
+_CASSANDRA_POWER = Finding(
+    name="cassandra-power-loss",
+    title="Acknowledged writes of the last seconds are lost if all replicas lose power",
+    version="Cassandra 5.0.2",
+    options="--system cassandra --nodes 3 --workload set --nemesis power=crash@all --nemesis-interval 8 "
+    "--time-limit 20",
+    finding="--set commitlog_sync=periodic",
+    control="--set commitlog_sync=batch",
+    control_says="with `commitlog_sync: batch` a replica syncs its commit log before it acknowledges",
+    check="set-full",
+    names=("lost",),
+    promised="The comments of cassandra.yaml, which sets periodic, say that writes may then be acknowledged "
+    "immediately, and that the commit log is simply synced every 10 s.",
+    reported="Cassandra's own documentation of `commitlog_sync`",
+    link="https://cassandra.apache.org/doc/5.0/cassandra/architecture/storage-engine.html#commit-log",
+)
+
+_CASSANDRA_MIXED = Finding(
+    name="cassandra-mixed-writes",
+    title="Lightweight transactions overwrite plain writes that they have not seen, without any fault",
+    version="Cassandra 5.0.2",
+    options="--system cassandra --nodes 3 --workload cas-register --nemesis none --time-limit 40",
+    finding="--set writes=quorum",
+    control="--set writes=transaction",
+    control_says="all writes of a row are lightweight transactions, and so in one order",
+    check="linearizable",
+    names=("is not possible", "must come before", "was stale"),
+    promised="DataStax's documentation says that lightweight transactions use other timestamps than normal operations, "
+    "and that a row that they write should be read and written by nothing else.",
+    reported="DataStax's own documentation of lightweight transactions",
+    link="https://docs.datastax.com/en/ddac/doc/datastax_enterprise/dbInternals/dbIntLtwtTransactions.html",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _ROCKETMQ_POWER, _KAFKA, _ZOOKEEPER,
         _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
         _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY, _TARANTOOL_READ,
-        _TARANTOOL_ACK, _TARANTOOL_ROWS,
+        _TARANTOOL_ACK, _TARANTOOL_ROWS, _CASSANDRA_CLOCK, _CASSANDRA_ONE, _CASSANDRA_POWER, _CASSANDRA_MIXED,
     )
 }  # fmt: skip
 """Findings by name, in the order in which they are listed and run."""
