@@ -107,7 +107,7 @@ def test_list_append_verdicts_agree_with_brute_force(level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_rw_register_verdicts_agree_with_brute_force(level: str) -> None:
     """Values do not show the order of versions; where no dependency does, the orders are searched."""
-    rng = random.Random(6)
+    rng = random.Random(9)
     caught = Counter[bool]()
     for number in range(2 * HISTORIES):
         history = random_transactions(rng, "rw-register")
