@@ -51,7 +51,7 @@ class Stage(NamedTuple):
     name: str
     arguments: Sequence[str]
     mark: str = ""
-    """Only files that use a mark which this regular expression matches are passed to pytest; all files if it is empty."""
+    """Only files that use a mark that matches this regular expression are passed to pytest; all if it is empty."""
     niceness: int = 0
 
 
@@ -60,7 +60,7 @@ TWO_AT_A_TIME = ("-n", "2", "--dist", "loadgroup", "-m")
 REMOTE = "ssh or docker"
 
 FOREGROUND = (
-    Stage("many-at-a-time", ("-n", "6", "-m", f"not serial and not ({REMOTE}) and not spark and not computed and not long")),
+    Stage("many-at-a-time", ("-n", "6", "-m", f"not ({REMOTE} or serial or spark or computed or long)")),
     Stage("whole-runs", ("-n", "4", "--dist", "loadgroup", "-m", "serial and not systems and not long"), mark="serial"),
 )
 """Run one after another."""
