@@ -42,7 +42,7 @@ def test_a_state_whose_path_does_not_fit_is_left_out(tmp_path: Path, too_long: i
         b"", b"\0" * MARK_BYTES, b"another mark\n", b"splitbrain image \n", b"splitbrain image 7\n",
         b'splitbrain image {"run": "r1"}\n', b'splitbrain image {"run": "r1", "pid": null, "start_ticks": 1}\n',
         b'splitbrain image {"run": "r1", "pid": 1, "start_ticks": 2, "boot_id": "b", "pid_namespace": "x"}\n',
-        b"splitbrain image \xff\xfe\n", b" " + image_mark("r1", "")[:-1],
+        b"splitbrain image \xff\xfe\n", pytest.param(b" " + image_mark("r1", "")[:-1], id="a mark after a blank"),
     ],
 )  # fmt: skip
 def test_what_is_no_mark_of_ours_is_none(tmp_path: Path, content: bytes) -> None:
