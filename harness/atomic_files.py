@@ -6,9 +6,14 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_directory", "write_all", "write_output"]
+__all__ = ["replace_file", "sync_directory", "write_all", "write_lines", "write_output"]
+
+LINES_AT_ONCE = 4_096
+"""Lines that `write_lines` writes together: some hundred kilobytes."""
 
 
 def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
@@ -27,6 +32,28 @@ def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
         raise
     if is_synced:
         sync_directory(path.parent)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines to `path` as they come: a file atomically, following links; a device or pipe directly. If `lines`
+    raises, an older file stays in place. Raises OSError."""
+    is_direct = path.exists() and not path.is_file()
+    target = path if is_direct else path.resolve()
+    place = target if is_direct else target.with_name(f".{target.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
+    waiting = iter(lines)
+    try:
+        with open(place, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            for line in waiting:
+                file.write("".join(f"{each}\n" for each in chain([line], islice(waiting, LINES_AT_ONCE - 1))))
+        if not is_direct:
+            os.replace(place, target)
+    except BaseException as error:
+        if not is_direct:
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 _NOT_REPLACED = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})

@@ -61,6 +61,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.replay import replay_command as perform
         case "trace":
             from harness.commands.trace import trace_command as perform
+        case "export":
+            from harness.commands.export import export_command as perform
         case "analyze":
             from harness.commands.analyze import analyze_command as perform
         case "check":

@@ -17,6 +17,7 @@ from harness.seeded import MAX_SEED
 
 __all__ = [
     "add_exploration_commands",
+    "add_export_command",
     "add_plugin_argument",
     "add_simulated_test_options",
     "add_system_settings",
@@ -261,6 +262,23 @@ def add_trace_command(commands: Any) -> None:
     trace.add_argument(
         "--out", metavar="FILE",
         help="output file, .html or .svg (default: trace.html or replay.html in the run's directory)",
+    )  # fmt: skip
+
+
+def add_export_command(commands: Any) -> None:
+    """Add `export` to the commands."""
+    export = commands.add_parser("export", help="write a run in the files of other tools: Jepsen's, or Perfetto's")
+    export.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
+    export.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
+    export.add_argument(
+        "--format", required=True, choices=("jepsen", "perfetto"),
+        help="jepsen: history.edn and results.edn, for elle-cli, Knossos and jepsen serve; "
+        "perfetto: operations, faults and traced messages on a timeline, for ui.perfetto.dev",
+    )  # fmt: skip
+    export.add_argument(
+        "--out", metavar="PATH",
+        help="jepsen: the store to write TEST/TIME into; perfetto: the file "
+        "(default: jepsen-store here, or perfetto.json in the run's directory)",
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from harness.cli_cluster import add_cluster_command, add_cluster_options
 from harness.cli_gallery import add_gallery_command
 from harness.cli_options import (
     add_exploration_commands,
+    add_export_command,
     add_plugin_argument,
     add_system_settings,
     add_test_options,
@@ -163,6 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run_command(commands)
     add_exploration_commands(commands)
     add_trace_command(commands)
+    add_export_command(commands)
 
     analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
     analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")

@@ -17,7 +17,7 @@ from harness.errors import OperatorError
 from harness.history_writer import read_history
 from harness.report import OutputConsole
 from harness.report.replay import EVER_NS, collect_replay, replay_page
-from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
+from harness.report.sequence import MAX_ARROWS, leaders_of, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
 from harness.store import RunDir, store_of
 from harness.units import plural
@@ -54,8 +54,9 @@ def trace_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(
             f"{len(hosts)} hosts sent messages, but only {MAX_HOSTS_DRAWN} fit side by side: choose some with --hosts"
         )
+    leaders = leaders_of(run_dir.read_results()) if run_dir.results_path.exists() else []
     draw = sequence_svg if path.suffix == ".svg" else sequence_page
-    text = draw(drawn, title=run_dir.name, hosts=hosts, faults=_faults(run_dir), leaders=_leaders(run_dir))
+    text = draw(drawn, title=run_dir.name, hosts=hosts, faults=_faults(run_dir), leaders=leaders)
     try:
         write_output(path, text)
     except OSError as error:
@@ -130,17 +131,3 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 def _faults(run_dir: RunDir) -> Sequence[Mapping[str, Any]]:
     return faults_of(read_history(run_dir.history_path)) if run_dir.history_path.exists() else []
-
-
-def _leaders(run_dir: RunDir) -> list[Leadership]:
-    """Who became leader when, from the run's results; empty if there are none."""
-    if not run_dir.results_path.exists():
-        return []
-    checks = run_dir.read_results().get("checks")
-    leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
-    terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
-    return [
-        Leadership(str(term["leader"]), term["term"], term["start_ns"])
-        for term in (terms if isinstance(terms, list) else [])
-        if isinstance(term, Mapping) and isinstance(term.get("start_ns"), int) and isinstance(term.get("term"), int)
-    ]

@@ -69,6 +69,18 @@ class Leadership:
     start_ns: int
 
 
+def leaders_of(results: Mapping[str, Any]) -> list[Leadership]:
+    """Who became leader when, from a run's results; empty if they do not say."""
+    checks = results.get("checks")
+    leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
+    terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
+    return [
+        Leadership(str(term["leader"]), term["term"], term["start_ns"])
+        for term in (terms if isinstance(terms, list) else [])
+        if isinstance(term, Mapping) and isinstance(term.get("start_ns"), int) and isinstance(term.get("term"), int)
+    ]
+
+
 class _Scale:
     """Maps moments to heights: keeps their order, draws gaps by their logarithm."""
 
