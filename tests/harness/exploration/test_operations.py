@@ -88,7 +88,7 @@ def test_all_includes_only_nemeses_that_the_system_supports() -> None:
     assert {name for name, _ in usable_choices(classic)} & {"transfer", "members", "restart", "promote"} == {"restart"}
     said = "; ".join(left_out(classic, nemeses, SimCluster, BrokerSystem))
     assert "transfer: classic HA has no lead" in said and "promote: only if requested by name" in said
-    assert said.count("nemesis bit-flip: ") == 1 and "disk-full=fill: " in said and "nemesis disk-full" not in said
+    assert said.count("nemesis bit-flip: ") == 1 and "disk-full=fill, " in said and "nemesis disk-full" not in said
     assert not any(line.startswith(("bit-flip:", "disk-full:")) for line in said.split("; "))
     planned = plan_faults(make_test("promote", settings={"replication": "async"}), nemeses, SimCluster, BrokerSystem)
     assert {event.nemesis for event in planned} == {"promote"}
