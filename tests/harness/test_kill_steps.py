@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.cleanup import clean
 from harness.clusters.agent_file_systems import why_no_file_systems
 from harness.clusters.netns import IMAGE, MEMORY
 from harness.clusters.netns_trial import why_no_namespaces
@@ -38,7 +39,12 @@ pytestmark = [
 def killed_at(tmp_path: Path, storage: str, steps: list[int]) -> list[dict[str, Any]]:
     argv = [sys.executable, str(PARENT), f"ks{os.getpid()}", str(tmp_path), storage, *map(str, steps)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    except BaseException:  # Ctrl-C or the time limit: the harness of some step is under way, or killed and not cleaned
+        for state in tmp_path.glob("*/state"):
+            clean(state_root=str(state), include_live=True, report=print)
+        raise
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
