@@ -9,8 +9,8 @@ The foreground stages: six tests at a time if that is safe (many mostly wait); t
 a time, except the tests of `harness clean`, which removes whatever is dead: these run one after another. The background
 stages use the processor time that is left: the tests on hosts behind SSH and Docker, all in one process, because each
 process builds a Docker engine and machines of its own (half a minute of processor time); Spark's tests, those of the
-embedded Spark in one process and the others in another; then, at the lowest priority, the tests that only compute.
-All tests are collected once beforehand: this
+embedded Spark in one process and the others in another; then, with the last foreground stage, which waits for much of
+its time, and at the lowest priority, the tests that only compute. All tests are collected once beforehand: this
 compiles them, which otherwise every worker would do on its own. All stages but the first are given the files that have
 their tests: collecting the others costs each of their workers a few seconds.
 """
@@ -53,6 +53,8 @@ class Stage(NamedTuple):
     mark: str = ""
     """Only files that use a mark that matches this regular expression are passed to pytest; all if it is empty."""
     niceness: int = 0
+    is_late: bool = False
+    """Whether it is started only with the last foreground stage."""
 
 
 TWO_AT_A_TIME = ("-n", "2", "--dist", "loadgroup", "-m")
@@ -68,7 +70,7 @@ FOREGROUND = (
 BACKGROUND = (
     Stage("remote-hosts", ("-n", "1", "-m", f"({REMOTE}) and not serial and not long"), mark="(?:ssh|docker)"),
     Stage("spark", (*TWO_AT_A_TIME, "spark and not long"), mark="spark"),
-    Stage("computed", (*TWO_AT_A_TIME, "computed and not long"), mark="computed", niceness=19),
+    Stage("computed", (*TWO_AT_A_TIME, "computed and not long"), mark="computed", niceness=19, is_late=True),
 )
 """Run one after another at the same time; their output is printed after that of a foreground stage."""
 
@@ -195,9 +197,11 @@ class Background:
         self._under_way: tuple[Stage, int, IO[bytes]] | None = None
         self._ended: list[tuple[Stage, IO[bytes]]] = []
         self.failed: list[str] = []
+        self.is_late = False
+        """Whether the last foreground stage has begun."""
 
     def start_next(self) -> None:
-        """Start the next stage if the previous one has ended. Raises Interrupted."""
+        """Start the next stage if the previous one has ended, and it is time for it. Raises Interrupted."""
         if self._under_way is not None:
             stage, index, output = self._under_way
             status = self._stages.status(index)
@@ -207,7 +211,7 @@ class Background:
                 self.failed.append(stage.name)
             self._under_way = None
             self._ended.append((stage, output))
-        if self._left:
+        if self._left and (self.is_late or not self._left[0].is_late):
             stage, output = self._left.pop(0), tempfile.TemporaryFile()  # noqa: SIM115 (print_output closes it)
             index = self._stages.start(_arguments(stage), niceness=stage.niceness, output=output)
             self._under_way = stage, index, output
@@ -238,9 +242,10 @@ def _run_all(stages: Stages) -> list[str]:
     for index in collecting:
         stages.wait(index)  # the stage with a file that cannot be collected reports it
     background, failed = Background(stages, BACKGROUND), []
-    background.start_next()
     for stage in FOREGROUND:
         print(f"== {stage.name}", flush=True)
+        background.is_late = stage is FOREGROUND[-1]
+        background.start_next()
         if stages.wait(stages.start(_arguments(stage)), meanwhile=background.start_next) != 0:
             failed.append(stage.name)
         background.print_output()

@@ -134,6 +134,7 @@ class _Findings:
         self.cycles: dict[str, Cycle] = {}
         self.order: str | None = None
         self.snapshots: str | None = None
+        self.causal: str | None = None
         self._few_before: list[int] = []
         self.open: str | None = None
         self.proven: str | None = None
@@ -178,7 +179,7 @@ class _Findings:
                 if row in inside or any(bits & WR and after in inside for after, bits in graph.edges[row].items())
             }
         transactions, found = self.transactions, self.anomalies
-        self.stopped = find_unseen(transactions, graph, rows, found, budget, is_cyclic=is_cyclic)
+        self.stopped, self.causal = find_unseen(transactions, graph, rows, found, budget, is_cyclic=is_cyclic)
 
     def has(self, names: Iterable[str]) -> bool:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
@@ -400,6 +401,11 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
             stats=stats,
             reason=f"not {question.level}: {witness.text} Found: {', '.join(sorted(found.counts))}; {holds}.",
         )
+    if findings.causal is not None:
+        stats["causal"] = findings.causal
+        if question.level == "causal":
+            reason = f"a cause that a transaction did not see was {findings.causal}"
+            return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=findings.stopped or findings.open or reason)
     is_proven = findings.proven is not None and question.level in _with_weaker(findings.proven)
     if findings.stopped or (findings.open and not is_proven):
         return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=findings.stopped or findings.open or "")

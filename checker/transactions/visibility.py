@@ -27,7 +27,7 @@ from checker.transactions.cycles import shortest_cycle
 from checker.transactions.graph import WR, WW, Adjacency, DependencyGraph, cyclic
 from checker.words import short
 
-__all__ = ["CAUSAL_VIOLATION", "FRACTURED_READ", "find_unseen"]
+__all__ = ["CAUSAL_VIOLATION", "FRACTURED_READ", "MAX_CLOCK_ENTRIES", "find_unseen"]
 
 FRACTURED_READ = "fractured-read"
 CAUSAL_VIOLATION = "causal-violation"
@@ -38,6 +38,9 @@ _FIRST, _NOBODY = object(), -1
 _KNOWN = WR | WW
 #: Transactions between two looks at the clock.
 _BETWEEN_LOOKS = 1_000
+#: Transactions times sessions, above which causal violations are not sought: so many entries may all clocks together
+#: have, in the worst case some 400 MB; and computing one takes some 50 ns.
+MAX_CLOCK_ENTRIES = 50_000_000
 
 #: Why one transaction committed before another: a third, which saw the first, read this key as the second left it.
 _Reason = tuple[int, Any]
@@ -53,9 +56,10 @@ def find_unseen(
     budget: Budget,
     *,
     is_cyclic: bool,
-) -> str | None:
-    """Add fractured reads among ``rows`` to ``found``, or causal violations; returns the limit that ended the search.
+) -> tuple[str | None, str | None]:
+    """Add fractured reads among ``rows`` to ``found``, or causal violations.
 
+    Returns the limit of time or memory that ended the search, and why causal violations were not sought, if so.
     ``graph`` holds the dependencies of all transactions.  If it ``is_cyclic`` without anti-dependencies, that cycle,
     which is reported as such, is no violation of its own.  Causal violations are sought if no read is fractured.
     """
@@ -63,14 +67,19 @@ def find_unseen(
     _judge(accesses, FRACTURED_READ, _fractured(accesses), accesses.direct, found, is_cyclic=True)
     stopped = budget.exhausted()
     if stopped or FRACTURED_READ in found.counts:
-        return stopped
+        return stopped, None
     sessions = _Sessions(accesses)
     concluded: _Conclusions = {}
     if sessions.ordered is not None:
+        if sessions.count * len(accesses.rows) > MAX_CLOCK_ENTRIES:
+            return (
+                None,
+                f"not searched: {len(accesses.rows):,} transactions of {sessions.count:,} sessions are too many",
+            )
         stopped = _unseen_causes(accesses, sessions, sessions.ordered, budget, concluded)
     if not stopped:
         _judge(accesses, CAUSAL_VIOLATION, concluded, sessions.before, found, is_cyclic=is_cyclic)
-    return stopped
+    return stopped, None
 
 
 class _Accesses:
@@ -282,7 +291,9 @@ def _judge(
     component = {node: at for at, nodes in enumerate(apart) for node in nodes}
     steps = [pair for pair in concluded if pair[0] in component and component[pair[0]] == component.get(pair[1])]
     # Without a conclusion it is a cycle of what transactions saw and of versions that are known.
-    starts = steps or [(node, after) for nodes in apart for node in nodes for after in ways[node] if after in component]
+    starts = steps or [
+        (node, after) for node, at in component.items() for after in ways[node] if component.get(after) == at
+    ]
     cycle = shortest_cycle(ways, starts)
     if cycle is not None and (steps or not is_cyclic):
         _add_cycle(accesses, name, cycle, concluded, seen, found)

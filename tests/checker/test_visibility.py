@@ -178,6 +178,21 @@ def test_examples_are_limited_and_counts_are_exact() -> None:
     assert result.stats["anomalies"]["fractured-read"] == 9 and len(result.stats["examples"]["fractured-read"]) == 5
 
 
+def test_so_many_sessions_that_their_clocks_would_fill_memory_leave_causal_consistency_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = in_order((0, (("w", "x", 1),)), (1, (("r", "x", 1),)), (1, (("r", "x", None),)))
+    for limit, verdict in ((5, Verdict.UNKNOWN), (6, Verdict.INVALID)):  # three transactions of two sessions
+        monkeypatch.setattr(visibility, "MAX_CLOCK_ENTRIES", limit)
+        result = check_transactions(events, "rw-register", level="causal")
+        assert result.verdict is verdict, result.reason
+        assert ("causal" in result.stats) is (verdict is Verdict.UNKNOWN)
+        assert check_transactions(events, "rw-register", level="read-atomic").verdict is Verdict.VALID
+    monkeypatch.setattr(visibility, "MAX_CLOCK_ENTRIES", 5)
+    result = check_transactions(events, "rw-register", level="causal")
+    assert result.reason.endswith("was not searched: 3 transactions of 2 sessions are too many")
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_time_limit_during_the_search_leaves_causal_consistency_unknown(
     monkeypatch: pytest.MonkeyPatch, after: int
