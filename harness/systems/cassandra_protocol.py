@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from harness.sdk import Refused, Streams
+from harness.systems.answer_fields import FieldReader
 
 __all__ = ["INVALID", "CqlError", "Session", "opened"]
 
@@ -51,22 +52,8 @@ class CqlError(OSError):
         """The consistency level for which there were too few replicas (UNAVAILABLE)."""
 
 
-class Reader:
-    """Reads the fields of an answer in sequence. Raises ValueError if it ends too early."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, size_bytes: int) -> bytes:
-        piece = self._data[self._at : self._at + size_bytes]
-        if len(piece) < size_bytes:
-            raise ValueError("the answer ends within a field")
-        self._at += size_bytes
-        return piece
-
-    def number(self, form: str) -> int:
-        return int(struct.unpack(f">{form}", self.take(struct.calcsize(f">{form}")))[0])
+class Reader(FieldReader):
+    """Strings and values as Cassandra encodes them."""
 
     def text(self) -> str:
         return self.take(self.number("H")).decode()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.sdk import Refused, Streams
+from harness.systems.answer_fields import FieldReader
 
 __all__ = ["KafkaError", "Partition", "create_topic", "fetch", "metadata", "produce"]
 
@@ -48,22 +49,8 @@ class Partition:
     in_sync: tuple[int, ...]
 
 
-class _Reader:
-    """Reads the fields of an answer in sequence. Raises ValueError if it ends too early."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, size_bytes: int) -> bytes:
-        piece = self._data[self._at : self._at + size_bytes]
-        if len(piece) < size_bytes:
-            raise ValueError("the answer ends within a field")
-        self._at += size_bytes
-        return piece
-
-    def number(self, form: str) -> int:
-        return int(struct.unpack(f">{form}", self.take(struct.calcsize(f">{form}")))[0])
+class _Reader(FieldReader):
+    """Strings and counts as Kafka encodes them."""
 
     def text(self) -> str:
         size = self.number("h")
@@ -86,10 +73,6 @@ class _Reader:
             shift += 7
             if shift > 63:
                 raise ValueError("a number of too many bytes")
-
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._at
 
 
 @dataclass(slots=True)
