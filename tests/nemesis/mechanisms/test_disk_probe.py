@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(any(PROBLEMS), reason=str(PROBLEMS))
 DEADLINE_S = 60.0
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen(sys.argv[2:], stdin=open(sys.argv[1]))
+child = subprocess.Popen(sys.argv[2:], stdin=open(sys.argv[1]), stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 child.wait()
 """
