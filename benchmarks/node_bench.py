@@ -127,9 +127,11 @@ class Group:
         timing: str,
         replication: str = "dledger",
         tree: str | None = None,
+        python: str = sys.executable,
     ) -> None:
         self._directory = directory
         self._tree = tree
+        self._python = python
         self._replication = replication
         nodes = 1 if replication == "single" else nodes
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
@@ -152,7 +154,7 @@ class Group:
 
     def _command(self, node: str, config: str) -> tuple[list[str], Mapping[str, str]]:
         """The command that starts a member, and additional environment variables."""
-        return [sys.executable, "-m", "node", "broker", "--config", config], {}
+        return [self._python, "-m", "node", "broker", "--config", config], {}
 
     def kill(self, node: str) -> None:
         """kill -9 one member and wait until it is gone."""

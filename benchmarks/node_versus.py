@@ -3,6 +3,7 @@
     python -m benchmarks node_versus
     python -m benchmarks node_versus --against aaa149d --against apache --json FIGURES
     python -m benchmarks node_versus --replication dledger --flush async --loads one,batch --page docs/node-speed.md
+    python -m benchmarks node_versus --python pypy3 --against here@python3 --against apache
 
 All are started, warmed up, and then loaded in turn, round by round, so that drifts of the machine's speed affect all
 equally. Contestants that are not loaded are stopped (SIGSTOP): Apache's group of three uses a third to two thirds of a
@@ -13,6 +14,9 @@ which the broker dispatches what was sent. Printed are medians over the rounds, 
 of the ratios within each round.
 
 `--page` writes the table into a page, replacing the existing one.
+
+`--python` names the interpreter of this code's brokers, and NAME@PROGRAM that of another contestant's (`here` is this
+code again); without it that is the interpreter of the benchmark. The load generator always uses the latter.
 
 Apache's broker, the only other contestant unless `--against` names some, is RocketMQ 4.9.7, fetched through Maven, with
 its own defaults except for a heap of 1 GiB.
@@ -25,7 +29,6 @@ import asyncio
 import itertools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -175,6 +178,8 @@ class _Contestant:
 
 def _tree_of(words: str, directory: str) -> str:
     """The directory of another tree: `words` itself, or one to which the commit of that name is exported."""
+    if words == "here":
+        return os.getcwd()
     if os.path.isdir(words):
         return os.path.abspath(words)
     tree = os.path.join(directory, f"tree-{words}")
@@ -184,21 +189,38 @@ def _tree_of(words: str, directory: str) -> str:
     return tree
 
 
+def _program(name: str) -> str:
+    """The path of an interpreter. Raises SystemExit if there is none of that name."""
+    path = shutil.which(name)
+    if path is None:
+        raise SystemExit(f"no such program: {name}")
+    return path
+
+
+def _version_of(python: str) -> str:
+    """Name and version of an interpreter: "PyPy 3.11.11"."""
+    script = "import platform; print(platform.python_implementation(), platform.python_version())"
+    return subprocess.run(
+        [_program(python), "-c", script], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
 def _contestants(options: argparse.Namespace, replication: str, flush: str, directory: str) -> list[_Contestant]:
     """The groups of this tree and of the others, not started yet."""
     made = []
-    for number, name in enumerate(("here", *options.against)):
+    for number, words in enumerate((f"here@{options.python}", *options.against)):
         own = os.path.join(directory, str(number))
         os.mkdir(own)
         common: dict[str, Any] = {
             "nodes": NODES if replication == "dledger" else 2, "flush_mode": flush, "timing": "default",
             "replication": replication,
         }  # fmt: skip
+        name, _, python = words.partition("@")
         if name == "apache":
             group: Group = ApacheGroup(own, **common)
         else:
-            group = Group(own, **common, tree=None if name == "here" else _tree_of(name, own))
-        made.append(_Contestant(name, group))
+            group = Group(own, **common, tree=_tree_of(name, own), python=_program(python or sys.executable))
+        made.append(_Contestant("here" if number == 0 else words, group))
     return made
 
 
@@ -267,7 +289,7 @@ def conditions_of(conditions: Mapping[str, Any]) -> str:
     """The conditions under which the figures of a table were measured, as a paragraph."""
     return (
         f"{conditions['cpus']} CPUs shared by the load generator and all brokers (load average of the quarter of an"
-        f" hour before: {conditions['load_average']:.1f}); Python {conditions['python']}; 64 lean senders over 4"
+        f" hour before: {conditions['load_average']:.1f}); {conditions['python']}; 64 lean senders over 4"
         f" connections, messages of 128 bytes, each with a UNIQ_KEY; {conditions['rounds']} alternating rounds of"
         f" {conditions['seconds']:g} s for each load after one of warm-up, and {conditions['warm_up']:g} s of load"
         " before the first round. `one` sends single messages, `batch` batches of 32, `refused` single messages to a "
@@ -280,8 +302,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     parser = argparse.ArgumentParser(description="Brokers beside each other, in alternation.")
     parser.add_argument(
-        "--against", action="append", help="a commit, a directory, or apache (the default); may be given several times"
-    )
+        "--against", action="append", metavar="NAME[@PROGRAM]",
+        help="a commit, a directory, here, or apache (the default), and an interpreter; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of this code's brokers")
     parser.add_argument("--replication", default="single,dledger", help="of single, async, sync, dledger")
     parser.add_argument("--flush", default="async,sync")
     parser.add_argument("--loads", default="one,batch,refused", help=f"of {', '.join(LOADS)}")
@@ -297,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such load: {', '.join(unknown)}")
     conditions = {
-        "cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[2],
+        "cpus": os.cpu_count(), "python": _version_of(options.python), "load_average": os.getloadavg()[2],
         "rounds": options.rounds, "seconds": options.seconds, "warm_up": options.warm_up,
     }  # fmt: skip
     rows: list[dict[str, Any]] = []

@@ -20,6 +20,7 @@ from node.broker.dispatch_batch import DispatchBatch, KeyRuns, QueueColumns, tex
 from node.broker.internal_topics import is_internal
 from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
 from node.dledger.entry_batch import BODY_PREFIX, EntryBatch
+from node.interpreter import least_rows
 from node.store.properties import KEYS, UNIQUE_KEY
 from node.store.queue_store import QueueStore
 from node.store.record import (
@@ -40,7 +41,7 @@ _HEAD = Struct(f">{BODY_PREFIX}{_RECORD_HEAD.format[1:]}")
 """The same after an entry's header."""
 _SIZE_AND_MAGIC = Struct(">II")
 _PREPARED_AND_SIZE = Struct(">qi")
-LEAST_UNIFORM = 6
+LEAST_UNIFORM = least_rows(6)
 """Fewest entries of one size that are read as columns; for fewer a loop is as quick."""
 RUN_LENGTH = 8
 """Average run of messages of one queue; if runs are shorter, sorting the messages first is quicker."""

@@ -147,7 +147,8 @@ class DLedgerConfig:
     max_cached_bytes: int = 32 * MEBIBYTE
     """The newest entries kept in memory for followers that are nearly up to date and for readers."""
     max_pending_pushes: int = 1000
-    """Entries in flight to one peer (seeds S0, S2)."""
+    """Entries in flight to one peer, from which on nothing more is pushed to it (seeds S0, S2), and those of one push:
+    a push is not cut to fill up the rest, which would have to be committed and dispatched apart."""
     push_pipeline_depth: int = 3
     """Pushes in flight to one peer: while one is being written, others are on their way there and back. Entries that
     are appended meanwhile share the next push: a push for each would cost both sides more than the entries do."""

@@ -303,14 +303,14 @@ class EntryDispatcher:
         if self._type is not PushType.APPEND:
             return None
         while self._write_index <= self._store.ledger_end_index:
-            room, depth = self._config.max_pending_pushes - self._pending_count, self._config.push_pipeline_depth
-            if room < 1 or len(self._pending) >= depth:
+            most = self._config.max_pending_pushes
+            if self._pending_count >= most or len(self._pending) >= self._config.push_pipeline_depth:
                 return resend_ns
             quota_ns = self._check_quota()
             if quota_ns:
                 return quota_ns
             max_bytes = self._config.max_push_bytes
-            batches = self._store.read_batches(self._write_index, max_entries=room, max_bytes=max_bytes)
+            batches = self._store.read_batches(self._write_index, max_entries=most, max_bytes=max_bytes)
             if not batches:
                 self._compare_from_begin()
                 return None

@@ -44,7 +44,9 @@ class TailCache:
         return self._batches[-1] if index >= indices[-1] else self._batches[bisect_right(indices, index) - 1]
 
     def collect(self, first_index: int, last_index: int, max_bytes: int) -> list[EntryBatch]:
-        """The entries from `first_index`, which is cached, to `last_index`: at least one, and as many as fit."""
+        """The entries from `first_index`, which is cached, to `last_index`: at least one, and as many batches as fit.
+        Only the first and the last one may be incomplete: entries that were appended together are committed together
+        then, and the leader knows what it has to dispatch without reading them again."""
         number = bisect_right(self._indices, first_index) - 1
         found: list[EntryBatch] = []
         left_bytes = max_bytes
@@ -56,8 +58,8 @@ class TailCache:
             if batch.last_index > last_index:
                 batch = batch.head(last_index)
             if len(batch.raw) > left_bytes:
-                count = bisect_right(batch.ends, left_bytes)
-                if count or not found:
+                if not found:
+                    count = bisect_right(batch.ends, left_bytes)
                     found.append(batch.head(batch.first_index + max(count, 1) - 1))
                 break
             left_bytes -= len(batch.raw)

@@ -14,12 +14,13 @@ from functools import lru_cache
 from itertools import chain
 
 from node.dledger.entry import BODY_FIELDS, HEAD, HEADER, HEADER_SIZE_BYTES, NOOP_MAGIC, NORMAL_MAGIC
+from node.interpreter import least_rows
 from node.store.checksummed import crcs_of
 from node.store.columns import pack_table, progression
 
 __all__ = ["LEAST_ENTRIES", "encode_uniform", "scan_uniform"]
 
-LEAST_ENTRIES = 6
+LEAST_ENTRIES = least_rows(6)
 """With fewer entries, a loop is as fast."""
 SIZES_REMEMBERED = 64
 

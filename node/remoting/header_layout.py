@@ -14,6 +14,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Final
 
+from node.interpreter import least_rows
 from node.remoting.header_template import REQUEST_BYTES, HeaderTemplate, TemplateRequest
 
 __all__ = ["HeaderLayout", "LayoutTable"]
@@ -29,7 +30,7 @@ MAX_STRUCTS: Final = 512
 
 MAX_TOGETHER: Final = 64
 """Requests that are parsed at once."""
-LEAST_TOGETHER: Final = 4
+LEAST_TOGETHER: Final = least_rows(4)
 """Fewest requests that are parsed as columns; below that, columns cost more."""
 
 _PREFIX_BYTES: Final = 8

@@ -31,6 +31,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from node.interpreter import least_rows
 from node.runtime import Disk, File
 from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.columns import pack_table, split_longs
@@ -58,7 +59,7 @@ _UNWRITTEN, _UNSUMMED = 1, 2
 _CHANGED = _UNWRITTEN | _UNSUMMED
 _MAX_INT = 0x7FFFFFFF
 _NAME = re.compile(r"\d{20}")
-LEAST_TOGETHER = 4
+LEAST_TOGETHER = least_rows(4)
 """Fewest keys that are filed together; for fewer a loop costs less."""
 
 

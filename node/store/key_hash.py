@@ -10,15 +10,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from operator import mul
 
+from node.interpreter import least_rows
 from node.store.record import java_string_hash
 
 __all__ = ["key_hash", "key_hashes"]
 
 ENDING_CHARS = 12
 """Characters in which a client's keys differ: four bytes of the time and two of a counter, in hexadecimal."""
-LEAST_TOGETHER = 8
+LEAST_TOGETHER = least_rows(8)
 """Fewest keys that are hashed together; for fewer a loop over their last characters is as quick."""
 MAX_KEY_CHARS = 1024
 """Longest keys whose terms, of 39 bits each, are added: the sum has to fit into 64 bits."""
@@ -49,10 +49,11 @@ def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
     begin = 0
     while begin < size - ENDING_CHARS and least[begin] == greatest[begin]:
         begin += 1
-    powers = _POWERS[MAX_KEY_CHARS - (size - begin) :]
-    same = java_string_hash(f"{topic}#{least[:begin].decode()}") * powers[0]
+    same = java_string_hash(f"{topic}#{least[:begin].decode()}")
     if count < LEAST_TOGETHER:
-        return [_positive(same + sum(map(mul, key[begin:], powers[1:]))) for key in keys]
+        return _hashes_one_by_one(same, [key[begin:] for key in keys])
+    powers = _POWERS[MAX_KEY_CHARS - (size - begin) :]
+    same *= powers[0]
     sums, digits = 0, bytearray(8 * count)
     for at, power in enumerate(powers[1:], begin):
         column = together[at::size]
@@ -68,3 +69,14 @@ def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
         hashes.byteswap()
     positive = list(map(abs, hashes))
     return [_positive(number) for number in positive] if _LEAST_INT in words else positive
+
+
+def _hashes_one_by_one(same: int, endings: Sequence[bytes]) -> list[int]:
+    """The hashes of keys with these endings, after a beginning whose hash is `same`."""
+    hashes = []
+    for ending in endings:
+        hashed = same
+        for char in ending:
+            hashed = (hashed * 31 + char) & _MASK
+        hashes.append(_positive(hashed))
+    return hashes

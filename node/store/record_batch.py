@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import repeat
 from struct import Struct
 
+from node.interpreter import least_rows
 from node.store.checksummed import ChecksummedBodies
 from node.store.properties import join_properties
 from node.store.record import MAX_PROPERTIES_SIZE_BYTES, RECORD_MAGIC, Message, RecordError, record_parts
@@ -49,7 +50,7 @@ _BEFORE_CRC = Struct(">II")
 """Size and magic."""
 _AFTER_CRC = Struct(">ii")
 """Queue id and flag."""
-LEAST_UNIFORM = 6
+LEAST_UNIFORM = least_rows(6)
 """Fewest messages of the same sizes that are packed together; for fewer a loop is as quick."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import zlib
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,8 @@ from node.broker.ledger import EntryBatch
 from node.broker.pending_dispatch import PendingBatch
 from node.dledger.entry import encode_entry
 from node.dledger.entry_batch import parse_batches
+from node.interpreter import COMPILES_LOOPS
+from node.store import index_file, key_hash
 from node.store.consume_queue import pack_unit
 from node.store.index_file import keys_of
 from node.store.queue_store import QueueStore
@@ -205,6 +209,7 @@ def plain_messages(ledger: Any, count: int, queues: int) -> None:
     fill(ledger, [{**content, "queue_id": number % queues, "sys_flag": 0} for number in range(count)])
 
 
+@pytest.mark.skipif(COMPILES_LOOPS, reason="loops are faster there")
 def test_uniform_messages_are_read_as_columns(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain_messages(parts.ledger, 500, 3)
@@ -220,6 +225,17 @@ def test_uniform_messages_are_read_as_columns(make_parts: Any, helpers: Any, mon
     made = derived(parts, helpers.until, together=True)
     assert counts == [0, 0, 0, 497]  # the first message of each queue creates it
     assert made == derived(parts, helpers.until, together=False)
+
+
+def test_uniform_messages_yield_the_same_in_a_loop(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+    parts = make_parts()
+    plain_messages(parts.ledger, 500, 3)
+    as_columns = derived(parts, helpers.until, together=True)
+    for module, name in (
+        (log_batches, "LEAST_UNIFORM"), (index_file, "LEAST_TOGETHER"), (key_hash, "LEAST_TOGETHER"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, sys.maxsize)
+    assert derived(parts, helpers.until, together=True) == as_columns
 
 
 def pending(ledger: Any, first: int, last: int) -> PendingBatch:

@@ -24,6 +24,7 @@ from node.dledger.entry_batch import (
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 from node.dledger.tail_cache import TailCache
 from node.dledger.uniform_entries import encode_uniform, scan_uniform
+from node.interpreter import COMPILES_LOOPS
 from node.store.checksummed import ChecksummedBodies
 
 uniform_bodies = st.integers(0, 30).flatmap(
@@ -146,6 +147,7 @@ def test_the_head_and_the_tail_of_a_batch_are_batches(log: list[Entry], data: st
         assert list(part.changes) == [entry for entry in expected if entry.magic == CONFIG_MAGIC]
 
 
+@pytest.mark.skipif(COMPILES_LOOPS, reason="loops are faster there")
 def test_uniform_size_batches_use_the_vectorised_encoder_and_scanner() -> None:
     texts = [b"body"] * 20
     batch = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
@@ -183,6 +185,10 @@ class Model:
         batch = encode_batch(1, index, 1, pos, chain, texts)
         self.batches.add(batch)
         self.log += batch.entries()
+
+    def begins_batch(self, index: int) -> bool:
+        batch = self.batches.find(index)
+        return batch is not None and batch.first_index == index
 
     def check(self) -> None:
         assert self.batches.size_bytes == sum(len(entry.raw) for entry in self.log)
@@ -228,7 +234,9 @@ def test_the_tail_cache_agrees_with_a_list_of_entries(data: st.DataObject) -> No
             assert found == wanted[: len(found)] and found
             sizes = [len(entry.raw) for entry in wanted]
             fit = max(count for count in range(1, len(wanted) + 1) if count == 1 or sum(sizes[:count]) <= most)
-            assert len(found) == fit
+            whole = [number for number, entry in enumerate(wanted) if number and model.begins_batch(entry.index)]
+            whole.append(len(wanted))
+            assert len(found) == (fit if fit < whole[0] else max(count for count in whole if count <= fit))
         model.check()
     if model.log:
         begins = [after.index for before, after in itertools.pairwise(model.log) if before.end_pos != after.pos]
