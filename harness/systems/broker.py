@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import struct
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.broker_operator import BrokerOperator, operation_missing
 from harness.systems.broker_triggers import LOGGED_KINDS, LogTriggers
-from harness.systems.node_program import node_program
+from harness.systems.node_program import OWN_PYTHON, local_python, node_program
 from harness.systems.program_logs import last_lines
 from nemesis.target import DOWN, PAUSED
 from node.client import BrokerClient, Client, TransactionState
@@ -126,8 +125,8 @@ class BrokerSystem:
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """The node, run by the harness's own interpreter."""
-        return {"broker": (sys.executable, "-m", "node")}
+        """The node, run by the harness's own interpreter or the one that the settings name."""
+        return {"broker": (local_python(settings.get("python", OWN_PYTHON)), "-m", "node")}
 
     def __init__(
         self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
@@ -194,7 +193,7 @@ class BrokerSystem:
 
     async def start(self) -> None:
         """Write configurations, start the name server and the brokers, wait for a leader that accepts writes."""
-        cluster = self._cluster
+        cluster, python = self._cluster, self._settings["python"]
         self._processes[NAME_SERVER_HOST] = await cluster.spawn(
             NAME_SERVER_HOST,
             await node_program(
@@ -202,12 +201,14 @@ class BrokerSystem:
                 NAME_SERVER_HOST,
                 "nameserver",
                 ["nameserver", "--listen", f"{cluster.bind_address(NAME_SERVER_HOST)}:{NAME_SERVER_PORT}"],
+                python=python,
             ),
         )
         for host in cluster.hosts:
             path = os.path.join(cluster.data_dir(host), "broker.toml")
             await self._put_configuration(host)
-            self._programs[host] = await node_program(cluster, host, "broker", ["broker", "--config", path])
+            arguments = ["broker", "--config", path]
+            self._programs[host] = await node_program(cluster, host, "broker", arguments, python=python)
             await self.restart(host)
         self._control = self._new_client("harness-control")
         await self._wait_until_ready()

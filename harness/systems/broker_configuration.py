@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from harness.clusters.base import Cluster
 from harness.errors import OperatorError
 from harness.systems.base import Setting, setting_problems
+from harness.systems.node_program import OWN_PYTHON
 from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
 
 __all__ = [
@@ -93,6 +94,11 @@ SETTINGS = (
         "how groups consume: each member its share of the queues, or by POP, where some forget what they received",
         ("pull", "pop"),
     ),
+    Setting(
+        "python",
+        OWN_PYTHON,
+        "interpreter of the nodes: the harness's (on remote hosts the host's), or a program there, such as pypy3",
+    ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
     Setting("mutant", NO_MUTANT, "known bug to build into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
@@ -154,7 +160,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
     """The settings of every node, as lines of TOML. Mutants of clients are left out."""
-    elsewhere = ("replication", "members_may_change", "acknowledged", "consume", *_CLASSIC_ONLY)
+    elsewhere = ("python", "replication", "members_may_change", "acknowledged", "consume", *_CLASSIC_ONLY)
     common = {name: value for name, value in settings.items() if name not in elsewhere}
     if common["mutant"] == NO_MUTANT or common["mutant"] in CLIENT_MUTANTS:
         del common["mutant"]
