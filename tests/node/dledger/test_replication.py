@@ -171,6 +171,35 @@ def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any)
     replicate(scenario, data_segment_size_bytes=1 << 20, index_segment_size_bytes=32000)
 
 
+@pytest.mark.mechanism("pendingMap(index...")
+def test_a_push_begins_below_the_bound_and_ends_where_a_batch_ends(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> list[int]:
+        pushed: list[int] = []
+
+        def swallow(peer: str, request: PushEntryRequest) -> PeerError | None:
+            if peer != slow or request.type is not PushType.APPEND or not request.entries:
+                return None
+            pushed.append(len(parse_entries(request.entries)))
+            return PeerError("swallowed")
+
+        await group.start()
+        leader = await group.leader()
+        await group.converged()
+        slow = next(name for name in group.names if name != leader)
+        watch(swallow)
+        for _ in range(4):
+            done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            group[leader].append_batch([10] * 60, lambda positions: [b"x" * 10] * len(positions), done.set_result)
+            assert await done is None
+        watch(None)
+        assert group[leader].pusher.dispatchers[slow].pending_count == 120
+        await group.converged()
+        return pushed
+
+    pushed = replicate(scenario, max_pending_pushes=100)
+    assert pushed[:2] == [60, 60] and set(pushed) == {60}, "the third batch waits, and none is cut"
+
+
 @pytest.mark.mechanism("Reply SUCCESS...")
 def test_an_inconsistent_state_answer_leads_to_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
