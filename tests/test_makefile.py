@@ -160,8 +160,8 @@ STAGE_WITH_WORKER = f"""
 import subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True)
 worker.stdout.readline()
-open("begun", "a").write("x")
 try:
+    open("begun", "a").write("x")
     worker.wait()
 except KeyboardInterrupt:
     open("ended", "a").write(worker.communicate()[0])

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+from node.interpreter import COMPILES_LOOPS
 from node.remoting.accounting import ByteAccount
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
@@ -36,6 +37,9 @@ from node.remoting.processing import Reply, failure_reply, size_of
 __all__ = ["BatchProcessor", "Connection", "Endpoint", "Guard", "Processor", "peer_name", "tls_options"]
 
 GONE = "a peer that is gone"
+COMPILED_RECEIVE_BYTES = 64 * 1024
+"""Most bytes of one read on PyPy, which allocates as much for every read, whatever arrives; asyncio reads 256 KiB. On
+CPython a quarter costs batches a tenth of their rate: fewer of their requests are handled together."""
 
 _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 
@@ -175,6 +179,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.remote_address = peer_name(transport, self.remote_address)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
+        if COMPILES_LOOPS and hasattr(transport, "max_size"):  # asyncio's own transports have it
+            transport.max_size = COMPILED_RECEIVE_BYTES
         self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._check_idle)
         self._endpoint.connection_opened(self)
 
@@ -212,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._endpoint.complaints.warn("frame", f"closing {self.remote_address}: {failure}")
             self._close_reason = str(failure)
             self.close()
-        elif self._parser.pending or self._frames.is_unfinished:
+        elif self._parser.pending_bytes or self._frames.is_unfinished:
             self._frames.look(bool(commands))
 
     def eof_received(self) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.remoting import Command, FrameError, FrameParser, encode
+from node.remoting.codec import MAX_PIECES
 
 COMMANDS = st.lists(
     st.builds(
@@ -41,6 +42,20 @@ def test_a_stream_fed_byte_by_byte_gives_the_same_commands() -> None:
     parser = FrameParser()
     stream = b"".join(map(encode, commands))
     assert [c for i in range(len(stream)) for c in parser.feed(stream[i : i + 1])] == commands
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1), st.integers(1, 200))
+def test_an_incomplete_frame_is_held_in_few_pieces(sizes: list[int], repeats: int) -> None:
+    command = Command(7, body=b"x" * 200_000)
+    stream, parser = encode(command), FrameParser()
+    at = 0
+    for size in sizes * repeats:
+        if at + size >= len(stream):
+            break
+        assert parser.feed(stream[at : at + size]) == []
+        at += size
+        assert len(parser._pieces) <= MAX_PIECES + 20 and sum(map(len, parser._pieces)) == parser.pending_bytes == at
+    assert parser.feed(stream[at:]) == [command]
 
 
 @pytest.mark.parametrize("start", ["00000003", "00000000", "ffffffff", "80000000", "01000001", "7fffffff"])
