@@ -317,6 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.against = options.against or ["apache"]
     options.loads = options.loads.split(",")
+    if any(words.startswith("apache@") for words in options.against):
+        parser.error("apache runs on Java: give it no interpreter")
     unknown = [load for load in options.loads if load not in LOADS]
     if unknown:
         parser.error(f"no such load: {', '.join(unknown)}")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-__all__ = ["COMPILES_LOOPS", "least_rows"]
+__all__ = ["IS_PYPY", "least_rows"]
 
-COMPILES_LOOPS: Final = sys.implementation.name == "pypy"
+IS_PYPY: Final = sys.implementation.name == "pypy"
 
 
 def least_rows(count: int) -> int:
     """The fewest rows that are handled column by column: `count`, or, where loops are compiled, more than there are
     ever."""
-    return sys.maxsize if COMPILES_LOOPS else count
+    return sys.maxsize if IS_PYPY else count

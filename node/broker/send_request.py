@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from node.interpreter import COMPILES_LOOPS
+from node.interpreter import IS_PYPY
 from node.remoting import Command, RequestCode, RequestError, ResponseCode
 
 __all__ = ["MAX_BATCH_MESSAGES", "SendHeader", "names_of", "split_batches"]
@@ -126,7 +126,7 @@ def split_batches(batches: Sequence[bytes]) -> Columns:
     A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
     property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
     """
-    columns = (None if COMPILES_LOOPS else _split_uniform(batches)) or _split_each(batches)
+    columns = (None if IS_PYPY else _split_uniform(batches)) or _split_each(batches)
     texts = columns.texts
     for number, text in enumerate(texts if not b"".join(texts).isascii() else ()):
         try:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from node.interpreter import COMPILES_LOOPS
+from node.interpreter import IS_PYPY
 from node.remoting.accounting import ByteAccount
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
@@ -37,7 +37,7 @@ from node.remoting.processing import Reply, failure_reply, size_of
 __all__ = ["BatchProcessor", "Connection", "Endpoint", "Guard", "Processor", "peer_name", "tls_options"]
 
 GONE = "a peer that is gone"
-COMPILED_RECEIVE_BYTES = 64 * 1024
+PYPY_RECEIVE_BYTES = 64 * 1024
 """Most bytes of one read on PyPy, which allocates as much for every read, whatever arrives; asyncio reads 256 KiB. On
 CPython a quarter costs batches a tenth of their rate: fewer of their requests are handled together."""
 
@@ -179,8 +179,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.remote_address = peer_name(transport, self.remote_address)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
-        if COMPILES_LOOPS and hasattr(transport, "max_size"):  # asyncio's own transports have it
-            transport.max_size = COMPILED_RECEIVE_BYTES
+        if IS_PYPY and hasattr(transport, "max_size"):  # asyncio's own transports have it
+            transport.max_size = PYPY_RECEIVE_BYTES
         self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._check_idle)
         self._endpoint.connection_opened(self)
 

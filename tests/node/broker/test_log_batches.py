@@ -20,7 +20,7 @@ from node.broker.ledger import EntryBatch
 from node.broker.pending_dispatch import PendingBatch
 from node.dledger.entry import encode_entry
 from node.dledger.entry_batch import parse_batches
-from node.interpreter import COMPILES_LOOPS
+from node.interpreter import IS_PYPY
 from node.store import index_file, key_hash
 from node.store.consume_queue import pack_unit
 from node.store.index_file import keys_of
@@ -209,7 +209,7 @@ def plain_messages(ledger: Any, count: int, queues: int) -> None:
     fill(ledger, [{**content, "queue_id": number % queues, "sys_flag": 0} for number in range(count)])
 
 
-@pytest.mark.skipif(COMPILES_LOOPS, reason="loops are faster there")
+@pytest.mark.skipif(IS_PYPY, reason="loops are faster there")
 def test_uniform_messages_are_read_as_columns(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain_messages(parts.ledger, 500, 3)

@@ -24,7 +24,7 @@ from node.dledger.entry_batch import (
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 from node.dledger.tail_cache import TailCache
 from node.dledger.uniform_entries import encode_uniform, scan_uniform
-from node.interpreter import COMPILES_LOOPS
+from node.interpreter import IS_PYPY
 from node.store.checksummed import ChecksummedBodies
 
 uniform_bodies = st.integers(0, 30).flatmap(
@@ -147,7 +147,7 @@ def test_the_head_and_the_tail_of_a_batch_are_batches(log: list[Entry], data: st
         assert list(part.changes) == [entry for entry in expected if entry.magic == CONFIG_MAGIC]
 
 
-@pytest.mark.skipif(COMPILES_LOOPS, reason="loops are faster there")
+@pytest.mark.skipif(IS_PYPY, reason="loops are faster there")
 def test_uniform_size_batches_use_the_vectorised_encoder_and_scanner() -> None:
     texts = [b"body"] * 20
     batch = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
