@@ -16,8 +16,9 @@ from checker.transactions.evidence import evidence_for
 from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 from checker.transactions.list_append import build_list_append
 from checker.transactions.orders import MAX_SNAPSHOTS, MAX_TRANSACTIONS, find_order, find_snapshot_order
-from checker.transactions.rw_register import build_rw_register
+from checker.transactions.rw_register import Versions, build_rw_register
 from checker.transactions.serial import find_serial_order
+from checker.transactions.strict_order import has_strict_order
 from checker.transactions.visibility import CAUSAL_VIOLATION, FRACTURED_READ, find_unseen
 from checker.verdict import Edge, Result, Verdict, Witness
 from checker.words import short
@@ -77,6 +78,7 @@ _SNAPSHOT_LEVELS = (
 )
 _OF_SNAPSHOTS = frozenset(level for level, *_ in _SNAPSHOT_LEVELS)
 _OF_ORDERS = frozenset(level for level, *_ in _ORDERED_LEVELS)
+_NOT_FOUND = "neither found nor excluded within the limits of the search"
 #: Anomalies that leave open whose write a read saw.
 _AMBIGUOUS = ("duplicate-append", "duplicate-write", "null-write")
 #: Seconds that reducing a set of transactions without an order may take.
@@ -139,7 +141,7 @@ class _Findings:
         self.open: str | None = None
         self.proven: str | None = None
         with budget.watched(len(history) * BYTES_PER_TRANSACTION):
-            self.transactions, graph, self.anomalies, steps = _built(history, question)
+            self.transactions, graph, self.anomalies, steps, versions = _built(history, question)
         self.stopped = budget.exhausted()
         if not self.stopped:
             self.cycles, left, self.stopped = find_cycles(self.transactions, graph, budget)
@@ -157,8 +159,13 @@ class _Findings:
         if ambiguous:
             self._try_every_order(steps, budget)
             return
-        if question.workload == "rw-register":
-            self._search_orders(budget)
+        if versions is not None:
+            is_open = "garbage-read" in self.anomalies.counts
+            if versions.are_known and not is_open:
+                self._take_from_graph()
+                return
+            if left or is_open or not self._finds_strict_order(versions, budget):
+                self._search_orders(budget)
         self._search_snapshots(graph, budget)
 
     def _look_for_unseen(self, graph: DependencyGraph, left: list[int], budget: Budget) -> None:
@@ -184,8 +191,24 @@ class _Findings:
     def has(self, names: Iterable[str]) -> bool:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
 
+    def _take_from_graph(self) -> None:
+        """Reads show the order of all versions, so a graph without the cycles that a level rules out has its order."""
+        is_free = [level for level, *_ in _ORDERED_LEVELS if not self.has(self._question.names(level))]
+        self.order = f"found for {is_free[0]}" if is_free else "excluded"
+        is_free = [level for level, *_ in _SNAPSHOT_LEVELS if not self.has(self._question.names(level))]
+        if is_free:
+            self.snapshots = f"found for {is_free[0]}"
+
+    def _finds_strict_order(self, versions: Versions, budget: Budget) -> bool:
+        """Whether an order of all transactions that respects real time was found; then every level holds."""
+        level = _ORDERED_LEVELS[0][0]
+        if self.has(self._question.names(level)) or not has_strict_order(self.transactions, versions, budget.exhausted):
+            return False
+        self.order = f"found for {level}"
+        return True
+
     def _search_orders(self, budget: Budget) -> None:
-        """Look for the order that each level not yet ruled out requires.
+        """Look for the order that each level not yet ruled out requires; one that respects real time was sought before.
 
         If there is none, only a few of the transactions are shown.  Leaving out the others is sound: what they wrote
         and these read then comes from an unknown writer, which may take their place in the order.
@@ -193,14 +216,15 @@ class _Findings:
         transactions = self.transactions
         rows = sorted([*transactions.committed, *transactions.unknown])
         if len(rows) > MAX_TRANSACTIONS:
-            self.order = f"not searched: more than {MAX_TRANSACTIONS} transactions"
+            is_ruled_out = self.has(self._question.names(_ORDERED_LEVELS[0][0]))
+            self.order = f"not searched: more than {MAX_TRANSACTIONS} transactions" if is_ruled_out else _NOT_FOUND
             return
         for level, name, extra in _ORDERED_LEVELS:
             if self.has(self._question.names(level)):
                 continue
             is_possible = find_order(transactions, rows, extra, budget.exhausted)
             if is_possible is None:
-                self.order = "neither found nor excluded within the limits of the search"
+                self.order = _NOT_FOUND
                 self._stop_at(budget, _OF_ORDERS)
                 return
             if is_possible:
@@ -230,7 +254,7 @@ class _Findings:
                 return
             is_possible = find_snapshot_order(transactions, graph, extra, budget.exhausted)
             if is_possible is None:
-                self.snapshots = "neither found nor excluded within the limits of the search"
+                self.snapshots = _NOT_FOUND
                 self._stop_at(budget, _OF_SNAPSHOTS)
                 return
             if is_possible:
@@ -254,7 +278,7 @@ class _Findings:
 
     def _has_no_snapshots(self, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:
         part = History.from_operations(self.transactions.history.operations(rows))
-        transactions, graph, found, _ = _built(part, replace(self._question, excerpt=True))
+        transactions, graph, found, *_ = _built(part, replace(self._question, excerpt=True))
         if not found.counts.keys() <= {"garbage-read"}:
             return False
         return find_snapshot_order(transactions, graph, extra, is_over) is False
@@ -284,21 +308,25 @@ class _Findings:
         self.anomalies.add(name, rows, f"no order of these transactions explains what they read: {readers}")
 
 
-def _built(history: History, question: _Question) -> tuple[Transactions, DependencyGraph, Anomalies, list[list[Step]]]:
-    """The transactions, their dependencies, the anomalies of single ones, and all steps, including those not judged."""
+def _built(
+    history: History, question: _Question
+) -> tuple[Transactions, DependencyGraph, Anomalies, list[list[Step]], Versions | None]:
+    """The transactions, their dependencies, the anomalies of single ones, all steps, including those not judged, and
+    the versions of registers."""
     transactions = Transactions(history, "append" if question.workload == "list-append" else "w")
     graph, found, steps = DependencyGraph(len(history)), Anomalies(), transactions.steps
     if question.workload == "list-append":
         build_list_append(transactions, graph, found)
+        versions = None
     else:
-        build_rw_register(
+        versions = build_rw_register(
             transactions,
             graph,
             found,
             linearizable_keys=question.linearizable_keys,
             sequential_keys=question.sequential_keys,
         )
-    return transactions, graph, found, steps
+    return transactions, graph, found, steps, versions
 
 
 def _has_no_order(transactions: Transactions, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:

@@ -16,7 +16,21 @@ from checker.transactions.anomalies import Anomalies, Transactions, described
 from checker.transactions.graph import RW, WR, WW, DependencyGraph
 from checker.words import short
 
-__all__ = ["build_rw_register"]
+__all__ = ["Versions", "build_rw_register"]
+
+
+class Versions(NamedTuple):
+    """The versions of all keys, each a key and a value."""
+
+    writer: dict[tuple[Any, Any], int]
+    """Who wrote each, unless it failed."""
+    final: dict[tuple[int, Any], Any]
+    """The last value that a transaction wrote to a key; earlier ones are nobody else's to see."""
+    readers: dict[tuple[Any, Any], list[int]]
+    happened: set[int]
+    """Writers that took effect: they committed, or something that they wrote was read."""
+    are_known: bool
+    """Whether each of ``happened`` read every key before it wrote it: then reads show the order of all versions."""
 
 
 def build_rw_register(
@@ -26,7 +40,7 @@ def build_rw_register(
     *,
     linearizable_keys: bool = False,
     sequential_keys: bool = False,
-) -> None:
+) -> Versions:
     """Fill ``graph`` with ww, wr and rw edges, and ``found`` with what single reads contradict."""
     transactions.leave_out(_ambiguous_keys(transactions, found))
     writer: dict[tuple[Any, Any], int] = {}
@@ -63,12 +77,16 @@ def build_rw_register(
     for key, late in writers.items():
         # Those that read the initial ``None`` came before all that wrote.
         graph.add_all(readers.get((key, None), ()), late, RW)
+    replacing = {(row, key) for (key, _), rows in replaced.items() for row in rows}
+    are_known = all(row not in happened or (row, key) in replacing for row, key in final)
+    versions = Versions(writer, final, readers, happened, are_known)
     if linearizable_keys or sequential_keys:
-        versions = _Versions(transactions, graph, found, writer, final, readers)
+        visits = _Visits(transactions, graph, found, versions)
         if linearizable_keys:
-            versions.order_by_time()
+            visits.order_by_time()
         if sequential_keys:
-            versions.order_by_process()
+            visits.order_by_process()
+    return versions
 
 
 def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
@@ -166,21 +184,15 @@ class _Visit(NamedTuple):
     has_read: bool
 
 
-class _Versions:
-    """Versions of keys that are known to be consistent on their own, in the order of visits."""
+class _Visits:
+    """The order of versions of keys that are known to be consistent on their own, from the order of visits."""
 
     def __init__(
-        self,
-        transactions: Transactions,
-        graph: DependencyGraph,
-        found: Anomalies,
-        writer: dict[tuple[Any, Any], int],
-        final: dict[tuple[int, Any], Any],
-        readers: dict[tuple[Any, Any], list[int]],
+        self, transactions: Transactions, graph: DependencyGraph, found: Anomalies, versions: Versions
     ) -> None:
         self._transactions = transactions
         self._graph, self._found = graph, found
-        self._writer, self._readers = writer, readers
+        self._writer, self._readers, final = versions.writer, versions.readers, versions.final
         self._visits: dict[Any, list[_Visit]] = {}
         for row in transactions.committed:
             first: dict[Any, tuple[Any, bool]] = {}

@@ -24,12 +24,16 @@ from harness.workloads.transacting import (
     unless_keys_unread,
 )
 
-__all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
+__all__ = ["KEYS", "TRANSACTION_SETTINGS", "WRITES_PER_KEY", "ListAppendWorkload"]
 
+KEYS = Setting("keys", "5", "number of keys in use at a time", bounds=(1, 1000))
+WRITES_PER_KEY = Setting(
+    "writes_per_key", "32", "writes to a key before it is replaced by a new one", bounds=(1, 10_000)
+)
 TRANSACTION_SETTINGS = (
-    Setting("keys", "5", "number of keys in use at a time", bounds=(1, 1000)),
+    KEYS,
     Setting("max_length", "4", "maximum number of steps of a transaction", bounds=(1, 100)),
-    Setting("writes_per_key", "32", "writes to a key before it is replaced by a new one", bounds=(1, 10_000)),
+    WRITES_PER_KEY,
     ISOLATION,
 )
 
@@ -40,14 +44,18 @@ class ListAppendWorkload(CapabilityWorkload):
     name = "list-append"
     description = "Transactions that append to lists and read them: which isolation level holds."
     capabilities = ("transact",)
-    settings = TRANSACTION_SETTINGS
+    settings: ClassVar[tuple[Setting, ...]] = TRANSACTION_SETTINGS
     calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT_LISTS}
     check_names = ("isolation",)
     write = "append"
+    model = "list-append"
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
-        self._load = Transactions(
+        self._load = self._transactions()
+
+    def _transactions(self) -> Transactions:
+        return Transactions(
             write=self.write,
             keys=self.keys,
             max_length=self.number("max_length"),
@@ -63,5 +71,5 @@ class ListAppendWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         level = self.text("isolation")
-        found = judged(check_transactions, history, context, workload=self.name, level=level)
+        found = judged(check_transactions, history, context, workload=self.model, level=level)
         return {"isolation": unless_keys_unread(found, history)}

@@ -23,3 +23,4 @@ class RwRegisterWorkload(ListAppendWorkload):
     description = "Transactions that write and read registers: which isolation level holds."
     calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
     write = "w"
+    model = "rw-register"

@@ -154,18 +154,23 @@ def test_a_violation_without_a_cycle_of_dependencies_is_found_by_searching_order
 
 
 def test_the_reason_says_that_the_search_for_an_order_reached_its_limits(
-    events, monkeypatch: pytest.MonkeyPatch
+    events, done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing says who wrote first: one of the two must be tried.
     history = overlapping(
         events, txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)), txn(3, ("r", "x", 2))
     )
+    monkeypatch.setattr(checking, "has_strict_order", lambda *args: False)
     assert check_transactions(history, "rw-register").stats["order"] == "found for strict-serializable"
     monkeypatch.setattr(orders, "MAX_TRIED", 0)
     result = check_transactions(history, "rw-register")
     assert result.reason.endswith("was neither found nor excluded within the limits of the search")
     monkeypatch.setattr(checking, "MAX_TRANSACTIONS", 3)
-    assert check_transactions(history, "rw-register").reason.endswith("was not searched: more than 3 transactions")
+    result = check_transactions(history, "rw-register")
+    assert result.reason.endswith("was neither found nor excluded within the limits of the search")
+    late = [{**event, "index": 8 + event["index"]} for event in done(txn(4, ("r", "x", None)))]
+    result = check_transactions([*history, *late], "rw-register", level="serializable")
+    assert result.reason.endswith("was not searched: more than 3 transactions")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +187,7 @@ def test_a_timed_out_search_for_an_order_leaves_the_levels_it_decides_unknown(
         events, txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)), txn(3, ("r", "x", 2))
     )
     searched = getattr(checking, search)
+    monkeypatch.setattr(checking, "has_strict_order", lambda *args: False)
 
     def times_out(*args: Any) -> bool | None:
         *_, is_over = args

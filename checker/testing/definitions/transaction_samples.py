@@ -43,6 +43,7 @@ class _Database:
         self.tricky = list(TRICKY) if rng.random() < 0.3 else []
         rng.shuffle(self.tricky)
         self.nulls = rng.choice((0, 0, 0, 1))
+        self.reads_first = not lists and rng.random() < 0.3
         self.used = 0
         self.committed: dict[Any, Any] = {}
         self.idle = list(rng.choice(PROCESSES)[: rng.randint(1, 4)])
@@ -65,6 +66,8 @@ class _Database:
     def _begin(self) -> None:
         process = self.idle.pop(self.rng.randrange(len(self.idle)))
         plan = [self._step() for _ in range(self.rng.choice((1, 2, 2, 3)))]
+        if self.reads_first:
+            plan = [each for step in plan for each in ([step] if step[0] == "r" else [["r", step[1], None], step])]
         self.open.append(_Transaction(process, plan, dict(self.committed)))
         self._event(process, "invoke", plan)
 

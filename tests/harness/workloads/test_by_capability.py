@@ -32,9 +32,9 @@ from harness.workloads.versioned_register import VersionedRegisterWorkload
 from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
 
 NAMES = (
-    "register", "cas-register", "set", "counter", "log", "queue", "mutex", "list-append", "rw-register", "bank",
-    "long-fork", "unique-ids", "stack", "priority-queue", "fetch-and-add", "multi-register", "versioned-register",
-    "key-value", "topic", "consumer-progress", "delay", "transactions", "write-skew",
+    "register", "cas-register", "set", "counter", "log", "queue", "mutex", "list-append", "rw-register",
+    "mini-txn", "bank", "long-fork", "unique-ids", "stack", "priority-queue", "fetch-and-add", "multi-register",
+    "versioned-register", "key-value", "topic", "consumer-progress", "delay", "transactions", "write-skew",
 )  # fmt: skip
 
 SEARCHED = ("stack", "priority-queue", "multi-register")
@@ -254,7 +254,7 @@ class SilentKeys(ToyClient):
         return await super().transact(steps)
 
 
-@pytest.mark.parametrize("name", ["list-append", "rw-register"])
+@pytest.mark.parametrize("name", ["list-append", "rw-register", "mini-txn"])
 def test_keys_that_cannot_be_read_at_the_end_make_the_verdict_unknown(name: str) -> None:
     done = run(made(name), Store(), client=SilentKeys)
     assert done.outcomes["isolation"].valid == "unknown"
@@ -346,8 +346,8 @@ def test_a_bank_that_performs_half_of_a_transfer_is_found() -> None:
     assert done.outcomes["bank"].valid is False and "sums to" in done.outcomes["bank"].reason
 
 
-def test_torn_reads_are_found_by_bank_and_rw_register() -> None:
-    for name, check in (("bank", "bank"), ("rw-register", "isolation")):
+def test_torn_reads_are_found_by_bank_and_by_transactions_on_registers() -> None:
+    for name, check in (("bank", "bank"), ("rw-register", "isolation"), ("mini-txn", "isolation")):
         done = run(made(name), Store(), client=TornReads, operations=1000)
         assert done.outcomes[check].valid is False, name
 
@@ -706,6 +706,7 @@ TYPED = [
     ("set", "members", each), ("log", "poll", each), ("topic", "fetch", each), ("queue", "dequeue", alone),
     ("delay", "dequeue", alone), ("transactions", "dequeue", alone), ("stack", "pop", alone),
     ("priority-queue", "extract", alone), ("rw-register", "transact", lambda change: each_read(alone(change))),
+    ("mini-txn", "transact", lambda change: each_read(alone(change))),
     ("multi-register", "transact", lambda change: each_read(alone(change))),
     ("long-fork", "transact", lambda change: each_read(alone(change))),
     ("list-append", "transact", lambda change: each_read(each(change))),

@@ -26,6 +26,7 @@ from harness.workloads.key_value import KeyValueWorkload
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import READ_MAX_MESSAGES, LogWorkload
 from harness.workloads.long_fork import READS_PER_KEY, LongForkWorkload
+from harness.workloads.mini_txn import MiniTxnWorkload
 from harness.workloads.multi_register import MultiRegisterWorkload
 from harness.workloads.mutex import MutexWorkload
 from harness.workloads.priority_queue import PriorityQueueWorkload
@@ -226,6 +227,22 @@ def test_transactions_read_and_write_and_their_keys_are_replaced(workload: Any) 
     assert max(counts.values()) == workload.number("writes_per_key")
     assert sum(count < workload.number("writes_per_key") for count in counts.values()) <= workload.number("keys")
     assert {key for _, key, _ in reads} >= set(counts) - set(sorted(counts)[-workload.number("keys") :])
+
+
+def test_mini_transactions_read_what_they_write_and_show_the_order_of_all_versions() -> None:
+    workload = MiniTxnWorkload()
+    steps_of = [op.value for op in operations(workload.generator())]
+    kinds = Counter(tuple(f for f, _, _ in steps) for steps in steps_of)
+    assert set(kinds) == {tuple(each) for each in ("r", "rw", "rr", "rrw", "rwr", "rrww", "rwrw")}
+    for steps in steps_of:
+        reads = [key for f, key, _ in steps if f == "r"]
+        assert len(set(reads)) == len(reads)
+        assert all(["r", key, None] in steps[:at] for at, (f, key, _) in enumerate(steps) if f == "w")
+    writes = [step for steps in steps_of for step in steps if step[0] == "w"]
+    assert len({value for _, _, value in writes}) == len(writes)
+    assert max(Counter(key for _, key, _ in writes).values()) == workload.number("writes_per_key")
+    alone = [op.value for op in operations(MiniTxnWorkload({"keys": "1"}).generator())]
+    assert {len({key for _, key, _ in steps}) for steps in alone} == {1}
 
 
 def test_transactions_over_registers_are_of_all_sizes_and_half_only_read() -> None:
