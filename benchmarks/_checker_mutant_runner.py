@@ -86,6 +86,25 @@ def changes(mutation: Mutation, path: Path) -> list[tuple[types.CodeType, types.
     return list(changed_codes(old, compile(mutation.applied(source), str(path), "exec", dont_inherit=True)))
 
 
+def functions_below(root: Path) -> dict[str, list[types.FunctionType]]:
+    """The functions that exist whose code is in files below a directory, by :func:`named`."""
+    gc.unfreeze()  # tests/conftest.py freezes what was collected, and frozen objects are not listed
+    found: dict[str, list[types.FunctionType]] = {}
+    for each in gc.get_objects():
+        if isinstance(each, types.FunctionType) and each.__code__.co_filename.startswith(str(root)):
+            found.setdefault(named(each.__code__, root), []).append(each)
+    return found
+
+
+def is_replaceable(
+    old: types.CodeType, new: types.CodeType, functions: dict[str, list[types.FunctionType]], root: Path
+) -> bool:
+    """Whether the code of a function can be replaced while it exists: there is such a function, or it is nested in one
+    that exists, which makes it anew."""
+    is_nested = "<locals>" in old.co_qualname
+    return old.co_freevars == new.co_freevars and (is_nested or named(old, root) in functions)
+
+
 QUICK_CPU_S = 0.5
 """Largest CPU time, while traced, of a test that is part of a quick run."""
 
@@ -149,18 +168,14 @@ class Runner:
 
     def fork_all(self, mutations: Sequence[Mutation], items: dict[str, pytest.Item]) -> None:
         """Try one mutation after the other."""
-        functions: dict[str, list[types.FunctionType]] = {}
-        for each in gc.get_objects():
-            if isinstance(each, types.FunctionType) and each.__code__.co_filename.startswith(str(self.root)):
-                functions.setdefault(named(each.__code__, self.root), []).append(each)
+        functions = functions_below(self.root)
         for mutation in mutations:
             path = self.root / mutation.file
             source = path.read_text(encoding="utf-8")
             began_s = time.monotonic()
             try:
                 changed = changes(mutation, path)
-                usable = [pair for pair in changed if pair[0].co_freevars == pair[1].co_freevars]
-                if len(usable) < len(changed):
+                if not all(is_replaceable(old, new, functions, self.root) for old, new in changed):
                     raise NeedsNewProcess
                 wanted = {named(changed[-1][0], self.root)}
             except NeedsNewProcess:

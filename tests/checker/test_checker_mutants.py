@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import gc
 import types
 from pathlib import Path
 
 import pytest
 
-from benchmarks._checker_mutant_runner import NeedsNewProcess, changed_codes
+from benchmarks._checker_mutant_runner import NeedsNewProcess, changed_codes, functions_below, is_replaceable, named
 from benchmarks._checker_mutations import ONCE_ALIVE, Mutation, everything_of, mutations_of, once_alive, sample
-from benchmarks.checker_mutants import equivalent, sources, table
+from benchmarks.checker_mutants import ROOT, equivalent, sources, table
+from checker import History
 
 SOURCE = '''\
 LIMIT = 3
@@ -136,3 +138,20 @@ def test_every_file_of_the_checker_but_its_test_helpers_is_mutated() -> None:
                      for found in (Path(__file__).parents[2] / "checker").rglob("*.py"))
         if "testing" not in path.parts
     }  # fmt: skip
+
+
+def test_functions_are_found_although_the_tests_froze_them() -> None:
+    gc.freeze()
+    functions = functions_below(ROOT)
+    code = History.from_events.__func__.__code__  # type: ignore[attr-defined]
+    assert named(code, ROOT) in functions
+    assert is_replaceable(code, code, functions, ROOT)
+
+
+def test_a_function_that_nobody_holds_is_not_counted_as_replaced() -> None:
+    code = compile(
+        "def alone():\n    return [each for each in ()]", str(ROOT / "checker" / "none.py"), "exec"
+    ).co_consts[0]
+    assert isinstance(code, types.CodeType) and not is_replaceable(code, code, functions_below(ROOT), ROOT)
+    (nested,) = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    assert is_replaceable(nested, nested, {}, ROOT), "the function that holds it makes it anew"
