@@ -143,6 +143,16 @@ def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True
         parser.set_defaults(nemesis="none", nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None)
     _add_load(parser.add_argument_group("load"))
     _add_judging(parser.add_argument_group("checks and storage"))
+    _add_metrics(parser.add_argument_group("metrics of the system"))
+
+
+def _add_metrics(group: Any) -> None:
+    group.add_argument(
+        "--metrics", action="append", metavar="SERIES",
+        help="draw another series of the hosts' metrics in the report, besides those that the system declares, such as "
+        "go_goroutines, rate(http_requests_total{code=\"500\"}) or mean(http_request_seconds); repeatable; none: read "
+        "no metrics",
+    )  # fmt: skip
 
 
 def _known(kind: str) -> str:

@@ -27,6 +27,8 @@ from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.large_history import too_large_to_judge
+from harness.metrics.expression import Metric, chosen
+from harness.metrics.scraper import Scraper
 from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.store_page import update_store_page
 from harness.run_state import RunState
@@ -35,7 +37,7 @@ from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, Store, StoreError
-from harness.systems.base import HasClientPrograms, MeetsSomeFaults
+from harness.systems.base import HasClientPrograms, MeetsSomeFaults, ServesMetrics
 from harness.test import ALL, Test
 from harness.units import plural
 from harness.workloads.base import Workload
@@ -52,6 +54,7 @@ __all__ = [
     "judge_run",
     "left_out",
     "make_system",
+    "metrics_of",
     "perform",
     "plan_faults",
     "planned_target",
@@ -341,6 +344,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         )
         async with progress:
             run = Run(
+                metrics=_scraper(parts, system, run_dir, clock),
                 test=test,
                 cluster=cluster,
                 system=system,
@@ -352,6 +356,24 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
                 listener=progress,
             )
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
+
+
+def metrics_of(test: Test, system_class: Any) -> Sequence[Metric]:
+    """The metrics that a run reads. Raises OperatorError."""
+    has_metrics = isinstance(system_class, ServesMetrics)
+    return chosen(
+        system_class.metrics if has_metrics else (), test.metrics,
+        pages=system_class.metric_pages if has_metrics else (), system=test.system,
+    )  # fmt: skip
+
+
+def _scraper(parts: Parts, system: Any, run_dir: RunDir, clock: TestClock) -> Scraper | None:
+    metrics = metrics_of(parts.test, parts.system_class)
+    if not metrics:
+        return None
+    hosts = [f"n{number}" for number in range(1, parts.test.nodes + 1)]
+    path, limit_s = str(run_dir.metrics_path), parts.test.time_limit_s
+    return Scraper(metrics, hosts, system.metrics_url, clock.now_ns, path, time_limit_s=limit_s)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[s
         "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),
         "operation_timeout": test.operation_timeout_s, "fail_fast": test.fail_fast,
         "client": test.client, "checker_timeout": test.checker_timeout_s, "checker_memory": test.checker_memory_mb,
-        "cluster": test.cluster,
+        "cluster": test.cluster, "metrics": list(test.metrics),
     }  # fmt: skip
     if "cluster" not in given or arguments.cluster == test.cluster:
         names |= test.cluster_options

@@ -20,7 +20,7 @@ from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.descriptors import require_descriptors
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
-from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.execution import Parts, exit_status_of, metrics_of, perform, plan_faults
 from harness.fault_table import FaultRow, fault_rows, fault_table
 from harness.faults.triggers import not_waited_for
 from harness.report import OutputConsole, print_summary
@@ -137,6 +137,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
         system_class = _with_client(registry.load("systems", test.system), test)
     nemeses = _nemeses(test)
     check_settings(test.system, system_class, test.system_settings)
+    metrics_of(test, system_class)  # raises for what cannot be read
     workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
     require_capabilities(workload, system_class)
     if test.fail_fast and workload.online() is None:
@@ -271,6 +272,7 @@ def make_test(given: Mapping[str, Any]) -> Test:
         checker_timeout_s=float(given["checker_timeout"]),
         checker_memory_mb=int(given["checker_memory"]),
         fail_fast=bool(given["fail_fast"]),
+        metrics=tuple(map(str, given.get("metrics") or ())),
         client=given["client"],
     )
     problems = test.problems()
