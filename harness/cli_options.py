@@ -277,18 +277,21 @@ def add_trace_command(commands: Any) -> None:
 
 def add_export_command(commands: Any) -> None:
     """Add `export` to the commands."""
-    export = commands.add_parser("export", help="write a run in the files of other tools: Jepsen's, or Perfetto's")
+    export = commands.add_parser(
+        "export", help="write a run in the files of other tools: Jepsen, Perfetto, OpenTelemetry"
+    )
     export.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
     export.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
     export.add_argument(
-        "--format", required=True, choices=("jepsen", "perfetto"),
+        "--format", required=True, choices=("jepsen", "perfetto", "otlp"),
         help="jepsen: history.edn and results.edn, for elle-cli, Knossos and jepsen serve; "
-        "perfetto: operations, faults and traced messages on a timeline, for ui.perfetto.dev",
+        "perfetto: operations, faults and traced messages on a timeline, for ui.perfetto.dev; "
+        "otlp: operations and faults as OpenTelemetry's spans, for a collector",
     )  # fmt: skip
     export.add_argument(
         "--out", metavar="PATH",
-        help="jepsen: the store to write TEST/TIME into; perfetto: the file "
-        "(default: jepsen-store here, or perfetto.json in the run's directory)",
+        help="jepsen: the store to write TEST/TIME into; perfetto and otlp: the file "
+        "(default: jepsen-store here; perfetto.json or otlp.jsonl in the run's directory)",
     )  # fmt: skip
 
 

@@ -236,7 +236,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
     test = parts.test
     try:
         with _log_to(run_dir.harness_log_path), console.without_reader():
-            run_dir.write_test(test.to_json())
+            run_dir.write_test({**test.to_json(), "run_id": run_id})
             began_s = time.monotonic()
             observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=test.seed)
             console.print_line("checking the history")
@@ -344,7 +344,6 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         )
         async with progress:
             run = Run(
-                metrics=_scraper(parts, system, run_dir, clock),
                 test=test,
                 cluster=cluster,
                 system=system,
@@ -354,6 +353,8 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
                 writer=writer,
                 clock=clock,
                 listener=progress,
+                metrics=_scraper(parts, system, run_dir, clock),
+                run_id=state.run_id,
             )
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
 

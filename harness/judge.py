@@ -120,6 +120,7 @@ def judge(
         "final_reads_from": observed.final_reads_from,
         "final_reads_cut": observed.final_reads_cut,
         "system": dict(observed.system_facts),
+        "load_began_wall_ms": observed.load_began_wall_ms,
         "seed": test.seed,
         "replay": test.replay_line(),
     }

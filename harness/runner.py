@@ -133,6 +133,8 @@ class Observed:
     """The first signal before the teardown, as text: with it the run is incomplete."""
     stopped_at_first_violation: str | None = None
     """The online checker's message about the violation that ended the load; None if none did."""
+    load_began_wall_ms: int | None = None
+    """The wall clock's time at which the history's clock was 0; None if unknown."""
     faults_planned: int = 0
     """Injections in the schedule, whether or not the load lasted until they were due."""
     trouble: list[str] = field(default_factory=list)
@@ -169,6 +171,8 @@ class Run:
     writer: HistoryWriter
     clock: Clock
     listener: Listener
+    run_id: str = ""
+    """For the traceparents of operations; without it there are none."""
     metrics: Scraper | None = None
     """Reads the system's metrics beside the run."""
     observed: Observed = field(default_factory=Observed)
@@ -225,7 +229,7 @@ class Run:
                     await self._set_up()
                 self.clock.start()
                 zero_s = asyncio.get_running_loop().time()
-                started_wall_ms = wall_ms()
+                started_wall_ms = self.observed.load_began_wall_ms = wall_ms()
                 with self._no_blocking(signals, is_under_load=True):
                     async with self._following_leaders(), self._reading_metrics():
                         await self._phases()
@@ -551,6 +555,7 @@ class Run:
             random=self._streams.get(f"clients/{self._next_process}"),
             operation_timeout_s=self.test.operation_timeout_s,
             first_process=self._next_process,
+            run_id=self.run_id,
         )
 
     def _record(self, event: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ class Samples:
     hosts: list[str]
     lanes: list[Lane]
     answers: dict[str, Line]
-    """Host -> 1 where it answered, a gap where it did not"""
+    """Host -> 1 where it answered, a gap where one of its pages did not"""
     damaged: int = 0
     """Lines that could not be read"""
 
@@ -139,6 +139,8 @@ class _Reader:
         self._samples = samples
         self._before: dict[tuple[str, int], tuple[int, Sequence[float]]] = {}
         """(host, place of a metric) -> time and raw values of its last sample, unless there is a gap since."""
+        self._silent: dict[str, set[int]] = {host: set() for host in samples.hosts}
+        """Host -> its pages that did not answer when last read."""
 
     def add(self, data: Any) -> bool:
         """Add a line; returns whether it is one of ours."""
@@ -148,11 +150,15 @@ class _Reader:
         host, time_ns, page = data.get("host"), data.get("time"), data.get("page")
         if not isinstance(host, str) or host not in samples.answers or not _is_time(time_ns):
             return False
+        if type(page) is not int:
+            return False
         places = [place for place, lane in enumerate(samples.lanes) if lane.page == page]
         values = data.get("values", [None] * len(places))
         if not isinstance(values, list) or len(values) != len(places) or not all(map(_is_value, values)):
             return False
-        samples.answers[host].add(time_ns, 1.0 if "values" in data else None)
+        silent = self._silent[host]
+        silent.discard(page) if "values" in data else silent.add(page)
+        samples.answers[host].add(time_ns, None if silent else 1.0)
         for place, value in zip(places, values, strict=True):
             samples.lanes[place].lines[host].add(time_ns, self._point(host, place, time_ns, value))
         return True

@@ -125,8 +125,10 @@ def _lane(lane: Lane, hosts: Sequence[str], end_ns: int, windows: int, back: Mar
 
 
 def _apart(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Labels that do not cover one another: the first and last, and one between."""
-    return list(labels) if len(labels) <= 3 else [labels[0], labels[len(labels) // 2], labels[-1]]
+    """Labels that do not cover one another: of more than three the first, the last and, if there is one, the middle."""
+    if len(labels) <= 3:
+        return list(labels)
+    return [labels[0], *([labels[len(labels) // 2]] if len(labels) % 2 else []), labels[-1]]
 
 
 def thinned(line: Line, end_ns: int, windows: int) -> Iterator[tuple[int, float | None]]:

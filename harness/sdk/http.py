@@ -1,4 +1,7 @@
-"""A small HTTP client for systems that speak JSON over HTTP: one connection, one request at a time."""
+"""A small HTTP client for systems that speak JSON over HTTP: one connection, one request at a time.
+
+A request during an operation of a client carries its `traceparent`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.sdk.client import Unreachable
+from harness.tracing import current_traceparent
 
 __all__ = ["HttpError", "JsonHttp", "get", "post"]
 
@@ -65,7 +69,9 @@ class JsonHttp:
             content = json.dumps(body).encode() if is_json else body or b""
             head = f"{method} {path} HTTP/1.1\r\nHost: {self._name}:{self._port}\r\nContent-Length: {len(content)}\r\n"
             kind = "Content-Type: application/json\r\n" if is_json else ""
-            writer.write(f"{head}{kind}\r\n".encode() + content)
+            parent = current_traceparent()
+            trace = f"traceparent: {parent}\r\n" if parent else ""
+            writer.write(f"{head}{kind}{trace}\r\n".encode() + content)
             await writer.drain()
             status, headers = await self._head(reader)
             raw = await self._body(reader, headers, max_bytes)

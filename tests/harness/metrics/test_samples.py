@@ -60,6 +60,16 @@ def test_values_rates_and_means_are_lines_with_gaps(tmp_path: Path) -> None:
     assert answers == [(0, True), (1, True), (3, True), (4, False), (6, True), (7, True)]
 
 
+def test_a_host_answers_if_all_its_pages_do(tmp_path: Path) -> None:
+    header = HEADER | {"metrics": [HEADER["metrics"][0], HEADER["metrics"][0] | {"page": 1}]}  # type: ignore[index]
+    lines = [sample(0, 1), sample(0, 1) | {"page": 1}, sample(1), sample(1, 1) | {"page": 1}, sample(2, 1)]
+    samples = read_of(tmp_path / "m.jsonl", *lines, sample(2) | {"page": 1}, header=header)
+    answers = [(at // 10**9, value is not None) for at, value in samples.answers["n1"].points()]
+    assert answers == [(0, True), (0, True), (1, False), (2, True), (2, False)]
+    assert points(samples, 0) == [(0, 1), (1, None), (2, 1)]
+    assert points(samples, 1) == [(0, 1), (1, 1), (2, None)]
+
+
 def test_a_counter_that_was_set_back_has_grown_from_0(tmp_path: Path) -> None:
     samples = read_of(
         tmp_path / "m.jsonl",
