@@ -20,6 +20,7 @@ import harness
 from checker.faults import NEMESIS
 from checker.verdict import Verdict
 from harness.client_processes import marked_clients
+from harness.clusters.abilities import OwnWorld
 from harness.clusters.base import run_harness
 from harness.clusters.options import MECHANISM_OPTION
 from harness.errors import HarnessError, OperatorError, how_to_get
@@ -27,7 +28,7 @@ from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.large_history import too_large_to_judge
-from harness.metrics.expression import Metric, chosen
+from harness.metrics.expression import NO_METRICS, Metric, chosen
 from harness.metrics.scraper import Scraper
 from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.store_page import update_store_page
@@ -359,8 +360,14 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
 
 
-def metrics_of(test: Test, system_class: Any) -> Sequence[Metric]:
-    """The metrics that a run reads. Raises OperatorError."""
+def metrics_of(test: Test, system_class: Any, cluster_class: Any) -> Sequence[Metric]:
+    """The metrics that a run reads; none in simulation, which has no servers that could be asked. Raises
+    OperatorError."""
+    if isinstance(cluster_class, OwnWorld):
+        if set(test.metrics) - {NO_METRICS}:
+            where = f"--cluster {test.cluster}"
+            raise OperatorError(f"--metrics: simulated hosts have no page of metrics: omit it with {where}")
+        return ()
     has_metrics = isinstance(system_class, ServesMetrics)
     return chosen(
         system_class.metrics if has_metrics else (), test.metrics,
@@ -369,7 +376,7 @@ def metrics_of(test: Test, system_class: Any) -> Sequence[Metric]:
 
 
 def _scraper(parts: Parts, system: Any, run_dir: RunDir, clock: TestClock) -> Scraper | None:
-    metrics = metrics_of(parts.test, parts.system_class)
+    metrics = metrics_of(parts.test, parts.system_class, parts.cluster_class)
     if not metrics:
         return None
     hosts = [f"n{number}" for number in range(1, parts.test.nodes + 1)]

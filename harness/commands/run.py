@@ -137,7 +137,6 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
         system_class = _with_client(registry.load("systems", test.system), test)
     nemeses = _nemeses(test)
     check_settings(test.system, system_class, test.system_settings)
-    metrics_of(test, system_class)  # raises for what cannot be read
     workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
     require_capabilities(workload, system_class)
     if test.fail_fast and workload.online() is None:
@@ -152,6 +151,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
     if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
         raise OperatorError(f"--system {test.system}: {reason}")
     require_descriptors(test)
+    metrics_of(test, system_class, cluster_class)  # raises for what cannot be read
     if has_trace and not isinstance(cluster_class, Traced):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced: use --cluster sim")
     parts = Parts(

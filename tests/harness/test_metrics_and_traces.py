@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -103,12 +104,13 @@ def test_the_metrics_of_a_run_are_stored_drawn_and_summed_up(made: Path) -> None
     writes, gone, one, both = samples.lanes
     assert max(value or 0.0 for _, value in writes.lines["n1"].points()) > 0
     assert gone.is_empty
-    assert {value for _, value in one.lines["n1"].points()} == {2.0}
-    assert {value for _, value in both.lines["n1"].points()} == {3.0}
+    assert {value for _, value in one.lines["n1"].points()} - {None} == {2.0}
+    assert {value for _, value in both.lines["n1"].points()} - {None} == {3.0}
     assert None in {value for _, value in samples.answers["n2"].points()}  # while it was killed
     assert 1.0 in {value for _, value in samples.answers["n2"].points()}
     printed = next(line for line in (made / "out").read_text().splitlines() if line.strip().startswith("metrics"))
-    assert "from 2 hosts" in printed and "without an answer (n2 " in printed and "on no page: kv_gone" in printed
+    assert "from 2 hosts" in printed and re.search(r"without an answer \(.*n2 \d", printed), printed
+    assert "on no page: kv_gone" in printed
     page = (run / "report.html").read_text()
     assert "Writes per second" in page and "On no page of metrics that any host sent: kv_gone." in page
     test = json.loads((run / "test.json").read_text())
@@ -129,7 +131,7 @@ def test_spans_have_the_ids_that_the_system_under_test_was_sent(made: Path, harn
     ]
     operations = {f"00-{span['traceId']}-{span['spanId']}-01": span for span in spans if span["kind"] == 3}
     log = next((run / "nodes" / "n1").glob("mine.log")).read_text()
-    heard = [line.split()[0] for line in log.splitlines() if " " in line]
+    heard = re.findall(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", log)  # threads may print on one line
     assert len(heard) > 50 and set(heard) <= set(operations)
     assert len(set(heard)) == len(heard)  # each operation sends one request
     completed = {header for header, span in operations.items() if "status" not in span}
@@ -170,7 +172,7 @@ def test_metrics_can_be_turned_off(made: Path, harness_here: Here, tmp_path: Pat
         (("--metrics", "rate("), "--metrics: 'rate(' is not a series"),
         (("--metrics", "none", "--metrics", "up"), "--metrics none cannot be combined with other values"),
         (("--system", "toy", "--metrics", "up"), "system toy declares no page of metrics"),
-        (("--system", "broker", "--metrics", "up"), "system broker declares no page of metrics"),
+        (("--system", "broker", "--cluster", "sim", "--metrics", "up"), "simulated hosts have no page of metrics"),
     ],
 )
 def test_a_wrong_option_is_one_line(harness_here: Here, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
