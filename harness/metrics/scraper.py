@@ -112,14 +112,15 @@ class Scraper:
 
     def summary(self) -> dict[str, Any]:
         """What was read, for results.json."""
-        never = [metric.text for place, metric in enumerate(self.metrics) if place not in self._seen]
+        texts = dict.fromkeys(metric.text for metric in self.metrics)
+        seen = {self.metrics[place].text for place in self._seen}  # one of several pages has it
         return {
             "interval_s": self.interval_s,
-            "metrics": [metric.text for metric in self.metrics],
+            "metrics": list(texts),
             "reads": dict(self._reads),
             "unanswered": dict(self._unanswered),
             "last_errors": dict(self._last_errors),
-            "never_seen": never,
+            "never_seen": [text for text in texts if text not in seen],
             "stopped": self.stopped,
         }
 

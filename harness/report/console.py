@@ -435,7 +435,7 @@ def _metrics_words(results: Mapping[str, Any]) -> str:
         for found in (said.get("reads"), said.get("unanswered"))
     )
     asked, failed = sum(reads.values()), sum(silent.values())
-    words = f"read {asked:,} times from {plural(len(reads), 'host')}"
+    words = f"read {asked:,} times from {plural(len(reads), 'host')}" if asked else "never read"
     if failed:
         words += (
             f", {failed:,} without an answer ({', '.join(f'{clip(name, 20)} {silent[name]:,}' for name in silent)})"

@@ -182,6 +182,14 @@ def test_a_wrong_option_is_one_line(harness_here: Here, tmp_path: Path, words: t
     assert done.returncode == 254 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_the_list_of_a_system_shows_its_metrics(harness_here: Here, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "bare.py").write_text(PLUGIN.replace("metrics = {", "metrics = {} and {"))
+    shown = " ".join(harness_here("list", "mine.py", cwd=tmp_path).stdout.split())
+    assert "metrics: rate(kv_writes_total) (client/metrics), kv_gone (client/metrics)" in shown
+    assert "metrics" not in harness_here("list", "bare.py", cwd=tmp_path).stdout
+
+
 def test_a_plug_in_with_wrong_metrics_is_told_which(harness_here: Here, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN.replace('"client/metrics"', '"clint/metrics"'))
     done = harness_here("list", "mine.py", cwd=tmp_path)

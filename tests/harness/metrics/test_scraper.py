@@ -111,6 +111,21 @@ def test_each_host_has_its_samples_beside_one_that_is_down_and_one_that_hangs(tm
     assert "n1" not in summary["unanswered"]
 
 
+def test_a_series_on_one_of_two_pages_is_not_missed(tmp_path: Path) -> None:
+    both = [metric_of("up", PAGE), metric_of("up", Page("client", "/other")), metric_of("gone", PAGE)]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            body = b"up 1\n" if b"/metrics" in head else b"other 1\n"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    found, lines = read(
+        tmp_path / "m.jsonl", serve, until=lambda s: s.summary()["reads"].get("n1", 0) >= 6, metrics=both
+    )
+    assert found.summary()["never_seen"] == ["gone"] and found.summary()["metrics"] == ["up", "gone"]
+    assert {(line["page"], str(line["values"])) for line in lines[1:]} == {(0, "[1.0, None]"), (1, "[None]")}
+
+
 @pytest.mark.parametrize(
     ("serve", "said"),
     [
