@@ -148,7 +148,7 @@ def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True
 
 def _add_metrics(group: Any) -> None:
     group.add_argument(
-        "--metrics", action="append", metavar="SERIES",
+        "--metrics", action="append", default=[], metavar="SERIES",
         help="draw another series of the hosts' metrics in the report, besides those that the system declares, such as "
         "go_goroutines, rate(http_requests_total{code=\"500\"}) or mean(http_request_seconds); repeatable; none: read "
         "no metrics",

@@ -272,7 +272,7 @@ def make_test(given: Mapping[str, Any]) -> Test:
         checker_timeout_s=float(given["checker_timeout"]),
         checker_memory_mb=int(given["checker_memory"]),
         fail_fast=bool(given["fail_fast"]),
-        metrics=tuple(map(str, given.get("metrics") or ())),
+        metrics=tuple(given.get("metrics", ())),
         client=given["client"],
     )
     problems = test.problems()
