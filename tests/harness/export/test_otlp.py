@@ -92,10 +92,11 @@ def test_what_failed_is_unknown_or_has_no_answer_is_an_error() -> None:
 
 
 def test_faults_are_spans_below_that_of_the_run_and_operations_link_to_those_they_met() -> None:
+    before = [event(10, 1, "invoke", "read"), event(20, 1, "ok", "read", 1)]
     during = [event(150, 1, "invoke", "read"), event(160, 1, "ok", "read", 1)]
     across = [event(50, 2, "invoke", "read"), event(300, 2, "ok", "read", 1)]
     after = [event(310, 1, "invoke", "read"), event(320, 1, "ok", "read", 1)]
-    history = sorted([*FAULT, *during, *across, *after], key=lambda each: int(each["time"]))
+    history = sorted([*FAULT, *before, *during, *across, *after], key=lambda each: int(each["time"]))
     found = spans_of(history)
     run, fault = found[-2:]
     assert (run["name"], run["spanId"]) == ("run", ids_of("r1", RUN_SPAN).span)
@@ -105,7 +106,7 @@ def test_faults_are_spans_below_that_of_the_run_and_operations_link_to_those_the
     assert attributes(fault)["splitbrain.fault.proven"] is True and "status" not in fault
     links = {attributes(span)["splitbrain.index"]: span.get("links", []) for span in found[:-2]}
     assert {index: [link["spanId"] for link in each] for index, each in links.items()} == {
-        150: [fault["spanId"]], 50: [fault["spanId"]], 310: [],
+        150: [fault["spanId"]], 50: [fault["spanId"]], 310: [], 10: [],
     }  # fmt: skip
 
 
