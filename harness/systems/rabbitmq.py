@@ -37,7 +37,6 @@ raft.wal_max_size_bytes = 16000000
 log.file = false
 log.console = true
 log.console.level = warning
-collect_statistics_interval = 1000
 prometheus.tcp.ip = {metrics_ip}
 prometheus.tcp.port = {metrics_port}
 """
@@ -68,8 +67,8 @@ class RabbitMQ(System):
     ports = {"client": 5672, "nodes": 25672, "epmd": 4369, "metrics": 15692}
     metrics = {
         "metrics/metrics": {
-            "rabbitmq_queue_messages_ready": "Messages ready",
-            "rabbitmq_queue_messages_unacked": "Messages delivered, not acknowledged",
+            "rabbitmq_queue_messages_ready": "Messages ready, as of every 5 s",
+            "rabbitmq_queue_messages_unacked": "Messages delivered, not acknowledged, as of every 5 s",
             "rate(rabbitmq_global_messages_confirmed_total)": "Publications confirmed per second",
             "rabbitmq_connections": "Connections",
             "rabbitmq_raft_term_total": "Raft term, as of every 5 s",
