@@ -143,6 +143,16 @@ def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True
         parser.set_defaults(nemesis="none", nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None)
     _add_load(parser.add_argument_group("load"))
     _add_judging(parser.add_argument_group("checks and storage"))
+    _add_metrics(parser.add_argument_group("metrics of the system"))
+
+
+def _add_metrics(group: Any) -> None:
+    group.add_argument(
+        "--metrics", action="append", default=[], metavar="SERIES",
+        help="draw another series of the hosts' metrics in the report, besides those that the system declares, such as "
+        "go_goroutines, rate(http_requests_total{code=\"500\"}) or mean(http_request_seconds); repeatable; none: read "
+        "no metrics",
+    )  # fmt: skip
 
 
 def _known(kind: str) -> str:
@@ -267,18 +277,21 @@ def add_trace_command(commands: Any) -> None:
 
 def add_export_command(commands: Any) -> None:
     """Add `export` to the commands."""
-    export = commands.add_parser("export", help="write a run in the files of other tools: Jepsen's, or Perfetto's")
+    export = commands.add_parser(
+        "export", help="write a run in the files of other tools: Jepsen, Perfetto, OpenTelemetry"
+    )
     export.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
     export.add_argument("--store", default="store", metavar="DIR", help="store that RUN is in (default: ./store)")
     export.add_argument(
-        "--format", required=True, choices=("jepsen", "perfetto"),
+        "--format", required=True, choices=("jepsen", "perfetto", "otlp"),
         help="jepsen: history.edn and results.edn, for elle-cli, Knossos and jepsen serve; "
-        "perfetto: operations, faults and traced messages on a timeline, for ui.perfetto.dev",
+        "perfetto: operations, faults and traced messages on a timeline, for ui.perfetto.dev; "
+        "otlp: operations and faults as OpenTelemetry's spans, for a collector",
     )  # fmt: skip
     export.add_argument(
         "--out", metavar="PATH",
-        help="jepsen: the store to write TEST/TIME into; perfetto: the file "
-        "(default: jepsen-store here, or perfetto.json in the run's directory)",
+        help="jepsen: the store to write TEST/TIME into; perfetto and otlp: the file "
+        "(default: jepsen-store here; perfetto.json or otlp.jsonl in the run's directory)",
     )  # fmt: skip
 
 

@@ -49,13 +49,20 @@ OPTIONS: Mapping[str, Any] = {
     "checker_memory": 2048,
     "settings": {},
     "cluster_options": {},
+    "metrics": [],
     "fail_fast": False,
     "seed": None,
     "store": "store",
 }
 """Option of a run -> its default. The options are those of `harness run`, times in seconds."""
 
-_KINDS: Mapping[type, str] = {bool: "True or False", dict: "a dict", int: "a whole number", float: "a number"}
+_KINDS: Mapping[type, str] = {
+    bool: "True or False",
+    dict: "a dict",
+    list: "a list of strings",
+    int: "a whole number",
+    float: "a number",
+}
 """Type of a default -> description of a valid value."""
 
 
@@ -110,6 +117,8 @@ def _has_type(value: Any, kind: type) -> bool:
         return isinstance(value, bool) and kind is bool
     if kind is dict:
         return isinstance(value, Mapping)
+    if kind is list:
+        return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
     try:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):

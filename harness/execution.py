@@ -20,6 +20,7 @@ import harness
 from checker.faults import NEMESIS
 from checker.verdict import Verdict
 from harness.client_processes import marked_clients
+from harness.clusters.abilities import OwnWorld
 from harness.clusters.base import run_harness
 from harness.clusters.options import MECHANISM_OPTION
 from harness.errors import HarnessError, OperatorError, how_to_get
@@ -27,6 +28,8 @@ from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.large_history import too_large_to_judge
+from harness.metrics.expression import NO_METRICS, Metric, chosen
+from harness.metrics.scraper import Scraper
 from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.store_page import update_store_page
 from harness.run_state import RunState
@@ -35,7 +38,7 @@ from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, Store, StoreError
-from harness.systems.base import HasClientPrograms, MeetsSomeFaults
+from harness.systems.base import HasClientPrograms, MeetsSomeFaults, ServesMetrics
 from harness.test import ALL, Test
 from harness.units import plural
 from harness.workloads.base import Workload
@@ -52,6 +55,7 @@ __all__ = [
     "judge_run",
     "left_out",
     "make_system",
+    "metrics_of",
     "perform",
     "plan_faults",
     "planned_target",
@@ -233,7 +237,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
     test = parts.test
     try:
         with _log_to(run_dir.harness_log_path), console.without_reader():
-            run_dir.write_test(test.to_json())
+            run_dir.write_test({**test.to_json(), "run_id": run_id})
             began_s = time.monotonic()
             observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=test.seed)
             console.print_line("checking the history")
@@ -350,8 +354,34 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
                 writer=writer,
                 clock=clock,
                 listener=progress,
+                metrics=_scraper(parts, system, run_dir, clock),
+                run_id=state.run_id,
             )
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
+
+
+def metrics_of(test: Test, system_class: Any, cluster_class: Any) -> Sequence[Metric]:
+    """The metrics that a run reads; none in simulation, which has no servers that could be asked. Raises
+    OperatorError."""
+    if isinstance(cluster_class, OwnWorld):
+        if set(test.metrics) - {NO_METRICS}:
+            where = f"--cluster {test.cluster}"
+            raise OperatorError(f"--metrics: simulated hosts have no page of metrics: omit it with {where}")
+        return ()
+    has_metrics = isinstance(system_class, ServesMetrics)
+    return chosen(
+        system_class.metrics if has_metrics else (), test.metrics,
+        pages=system_class.metric_pages if has_metrics else (), system=test.system,
+    )  # fmt: skip
+
+
+def _scraper(parts: Parts, system: Any, run_dir: RunDir, clock: TestClock) -> Scraper | None:
+    metrics = metrics_of(parts.test, parts.system_class, parts.cluster_class)
+    if not metrics:
+        return None
+    hosts = [f"n{number}" for number in range(1, parts.test.nodes + 1)]
+    path, limit_s = str(run_dir.metrics_path), parts.test.time_limit_s
+    return Scraper(metrics, hosts, system.metrics_url, clock.now_ns, path, time_limit_s=limit_s)
 
 
 @contextlib.contextmanager

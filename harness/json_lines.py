@@ -9,6 +9,7 @@ The harness writes one JSON object per line and waits for a one-line answer with
     {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
         -> {"id": 3, "type": "ok"}, or "fail", or "info"; with an "error", or the "value" if there is one; an "ok"
            may name its "node"
+           (an invoke also has the "traceparent" of its operation)
     {"id": 4, "type": "close"}
         -> {"id": 4, "type": "ok"}, and the program ends
 
@@ -254,6 +255,8 @@ class ProgramClient(Client):
         if self._program is None:
             raise Refused("the client was not opened")
         message = {"type": "invoke", "f": f, **dict(zip(CAPABILITIES[f], values, strict=True))}
+        if (parent := self.traceparent) is not None:
+            message["traceparent"] = parent
         answer = await self._program.ask(message, what=f, timeout_s=self.timeout_s * SHARE_OF_TIME)
         return self._outcome(f, answer)
 

@@ -111,17 +111,25 @@ def judge(
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
         "checks_of_the_run": names_of_the_run,
         "doubts": doubts,
+        **_as_observed(observed),
+        "seed": test.seed,
+        "replay": test.replay_line(),
+    }
+
+
+def _as_observed(observed: Observed) -> dict[str, Any]:
+    """What the run observed besides its history, as JSON data; `harness analyze` reads it back."""
+    return {
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
         "timeouts": observed.timeouts,
         "unexpected_exits": dict(observed.unexpected_exits),
         "interrupted": observed.interrupted,
-        "stopped_at_first_violation": stopped,
+        "stopped_at_first_violation": observed.stopped_at_first_violation,
+        "load_began_wall_ms": observed.load_began_wall_ms,
         "final_reads_from": observed.final_reads_from,
         "final_reads_cut": observed.final_reads_cut,
         "system": dict(observed.system_facts),
-        "seed": test.seed,
-        "replay": test.replay_line(),
     }
 
 

@@ -31,6 +31,8 @@ from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriter
+from harness.metrics.expression import METRICS
+from harness.metrics.scraper import Scraper
 from harness.plugin_files import others_code_files
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.roles import ROLES, RoleLog
@@ -131,6 +133,8 @@ class Observed:
     """The first signal before the teardown, as text: with it the run is incomplete."""
     stopped_at_first_violation: str | None = None
     """The online checker's message about the violation that ended the load; None if none did."""
+    load_began_wall_ms: int | None = None
+    """The wall clock's time at which the history's clock was 0; None if unknown."""
     faults_planned: int = 0
     """Injections in the schedule, whether or not the load lasted until they were due."""
     trouble: list[str] = field(default_factory=list)
@@ -167,6 +171,10 @@ class Run:
     writer: HistoryWriter
     clock: Clock
     listener: Listener
+    run_id: str = ""
+    """For the traceparents of operations; without it there are none."""
+    metrics: Scraper | None = None
+    """Reads the system's metrics beside the run."""
     observed: Observed = field(default_factory=Observed)
     recovery_timeout_s: float = field(init=False)
     """How long the system may take to recover: what it declares itself, unless the caller sets less."""
@@ -221,9 +229,9 @@ class Run:
                     await self._set_up()
                 self.clock.start()
                 zero_s = asyncio.get_running_loop().time()
-                started_wall_ms = wall_ms()
+                started_wall_ms = self.observed.load_began_wall_ms = wall_ms()
                 with self._no_blocking(signals, is_under_load=True):
-                    async with self._following_leaders():
+                    async with self._following_leaders(), self._reading_metrics():
                         await self._phases()
                 is_through = True
             finally:
@@ -393,6 +401,22 @@ class Run:
                     logger.error("cannot track the leader", exc_info=error)
                     self.observed.trouble.append(f"tracking the leader: {type(error).__name__}: {error}")
 
+    @contextlib.asynccontextmanager
+    async def _reading_metrics(self) -> AsyncIterator[None]:
+        """Read metrics as long as leaders are followed. Whatever goes wrong with them is no trouble of the run."""
+        if self.metrics is None:
+            yield
+            return
+        reader = asyncio.create_task(self.metrics.run(), name="metrics")
+        try:
+            yield
+        finally:
+            reader.cancel()
+            ended, _ = await asyncio.wait({reader}, timeout=CANCEL_GRACE_S)
+            for error in await asyncio.gather(*ended, return_exceptions=True):
+                if isinstance(error, Exception):
+                    logger.error("cannot read the metrics", exc_info=error)
+
     async def _follow_leaders(self) -> None:
         """Periodically report who leads, if the run is watched and the system can tell. Roles of systems that can tell,
         except the broker (which the logs show) and in simulation, are also recorded."""
@@ -416,7 +440,8 @@ class Run:
 
     def _facts(self) -> Mapping[str, Any]:
         roles = {ROLES: [list(change) for change in self._roles.changes]} if self._roles.changes else {}
-        return {**self.system.facts(), **roles}
+        metrics = {METRICS: self.metrics.summary()} if self.metrics is not None else {}
+        return {**self.system.facts(), **roles, **metrics}
 
     async def _leaders(self) -> Sequence[str] | None:
         """Hosts that report that they lead; None if unknown. In simulation the cluster is asked instead of the system,
@@ -530,6 +555,7 @@ class Run:
             random=self._streams.get(f"clients/{self._next_process}"),
             operation_timeout_s=self.test.operation_timeout_s,
             first_process=self._next_process,
+            run_id=self.run_id,
         )
 
     def _record(self, event: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@
           history.parquet         the same with typed columns, written at the end
           results.json            the verdict, written atomically
           report.html             for people
+          metrics.jsonl           metrics of the system under test, if it serves any
           harness.log             the harness's own log
           nodes/<node>/           the nodes' logs and data
           running                 present and locked while the harness performs this run
@@ -108,6 +109,8 @@ class RunDir:
         self.results_path = path / "results.json"
         self.report_path = path / "report.html"
         self.trace_path = path / "trace.jsonl"
+        self.metrics_path = path / "metrics.jsonl"
+        """What the hosts' pages of metrics said, if the system has such pages."""
         self.explanation_path = path / "explain.json"
         """The result of `harness explain`, if it was run."""
         self.harness_log_path = path / "harness.log"

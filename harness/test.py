@@ -104,6 +104,8 @@ class Test:
     checker_memory_mb: int = 2048
     fail_fast: bool = False
     """Whether the first violation found by an online checker ends the load."""
+    metrics: tuple[str, ...] = ()
+    """Series to read besides those that the system declares; or only NO_METRICS."""
     client: str | None = None
     """The command of a client program, instead of the system's own client."""
 
@@ -177,6 +179,7 @@ class Test:
         """The test as plain JSON data, which `test_from_json` reads."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["nemesis"] = [str(choice) for choice in self.nemesis]
+        data["metrics"] = list(self.metrics)
         data["settings"] = dict(self.settings)
         data["cluster_options"] = dict(self.cluster_options)
         return data
@@ -205,6 +208,8 @@ class Test:
             words.append("--fail-fast")
         if self.client is not None:
             words += ["--client", self.client]
+        for text in self.metrics:
+            words += ["--metrics", text]
         for key, value in sorted(self.cluster_options.items()):
             words += [f"--{key}", value]
         for key, value in sorted(self.settings.items()):
@@ -230,6 +235,7 @@ def test_from_json(data: Mapping[str, Any]) -> Test:
             values[each.name] = value
         elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
             raise OperatorError(f"test.json does not describe a run: it has no {each.name}")
+    values["metrics"] = tuple(values.get("metrics", ()))
     values["nemesis"] = tuple(NemesisChoice.parse(text) for text in values["nemesis"])
     return Test(**values)
 
@@ -242,6 +248,10 @@ def _is_map_of_words(value: Any) -> bool:
     return isinstance(value, dict) and all(type(word) is str for pair in value.items() for word in pair)
 
 
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is str for each in value)
+
+
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: type(value) is str,
     "str | None": lambda value: value is None or type(value) is str,
@@ -249,7 +259,8 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "float": _is_number,
     "bool": lambda value: type(value) is bool,
     "Mapping[str, str]": _is_map_of_words,
-    "tuple[NemesisChoice, ...]": lambda value: isinstance(value, list) and all(type(each) is str for each in value),
+    "tuple[NemesisChoice, ...]": _is_list_of_words,
+    "tuple[str, ...]": _is_list_of_words,
 }
 """Annotation of a field of `Test` -> whether a JSON value has this type."""
 

@@ -39,6 +39,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
 from harness.left_behind import leave_task
+from harness.tracing import Operation, operation_under_way
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -197,6 +198,8 @@ class Workers:
     random: random.Random
     operation_timeout_s: float
     first_process: int = 0
+    run_id: str = ""
+    """For the traceparent of each operation; without it there is none"""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
     timeouts: dict[str, int] = field(default_factory=dict)
     """Lines of clients at which operations still waited when their time was over -> how often; MAX_TIMEOUTS lines."""
@@ -353,7 +356,10 @@ class Workers:
         if op.key is not None:
             invocation["key"] = op.key
         thread.invocation, thread.is_sent = invocation, False
-        self._update_generator(thread.number, thread.process, self.recorder.append(invocation))
+        event = self.recorder.append(invocation)
+        if self.run_id:
+            operation_under_way.set(Operation(self.run_id, event["index"]))
+        self._update_generator(thread.number, thread.process, event)
 
     def _end_operation(self, thread: _Thread, outcome: Outcome) -> None:
         invocation, thread.invocation = thread.invocation, None

@@ -114,8 +114,9 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
     for name in ("interrupted", "stopped_at_first_violation", "final_reads_cut"):
         if results.get(name) is not None and type(results[name]) is not str:
             return f"{name} is not a string"
-    if type(results.get("final_reads_from", 0)) not in (int, type(None)):
-        return "final_reads_from is not an index"
+    for name, what in (("final_reads_from", "an index"), ("load_began_wall_ms", "a time")):
+        if type(results.get(name)) not in (int, type(None)):
+            return f"{name} is not {what}"
     return None
 
 
@@ -128,6 +129,7 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
     return Observed(
         interrupted=before.get("interrupted"),
         stopped_at_first_violation=before.get("stopped_at_first_violation"),
+        load_began_wall_ms=before.get("load_began_wall_ms"),
         final_reads_from=before.get("final_reads_from"),
         final_reads_cut=before.get("final_reads_cut"),
         trouble=list(before.get("trouble", [])),

@@ -12,7 +12,7 @@ from rich.table import Table
 from harness import registry
 from harness.errors import OperatorError, nearest
 from harness.report import OutputConsole
-from harness.systems.base import Setting
+from harness.systems.base import ServesMetrics, Setting
 from harness.test import WORKLOAD_PREFIX
 from harness.workloads.base import AlsoByCapability, ByCapability, OffersClients
 from harness.workloads.capability import missing_capabilities
@@ -33,8 +33,8 @@ def list_command(arguments: argparse.Namespace) -> int:
         for name, found in survey.items():
             try:
                 lines = list(_lines(kind, found))
-                if arguments.what is not None and (fitting := _fitting(found)) is not None:
-                    lines.append(fitting)
+                if arguments.what is not None:
+                    lines += filter(None, (_fitting(found), _metrics(found)))
             except Exception as error:  # a plug-in may have anything as its variants or settings
                 title = f"{registry.KINDS[kind]} {name!r}"
                 lines = [f"broken: {title} cannot be described: {type(error).__name__}: {error}"]
@@ -70,6 +70,14 @@ def _fitting(system_class: Any) -> str | None:
     forms = {name: _by_capability(found) for name, found in registry.survey("workloads").items()}
     names = [name for name, form in forms.items() if form is not None and not missing_capabilities(form, client_class)]
     return f"workloads: {', '.join(names) or f'none ({client_class.__name__} lacks methods for each)'}"
+
+
+def _metrics(system_class: Any) -> str | None:
+    """A line with the series that a run of a system draws; None if it has no page of metrics."""
+    if not isinstance(system_class, ServesMetrics) or not system_class.metric_pages:
+        return None
+    series = (f"{metric.text} ({metric.page})" for metric in system_class.metrics)
+    return f"metrics: {', '.join(series) or 'none, unless --metrics adds one'}"
 
 
 def _by_capability(workload: Any) -> Any:

@@ -96,7 +96,8 @@ def _schedule_path(text: str, store: Store) -> Path:
 
 
 def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[str]) -> None:
-    """Take options that are not given from the test in a run's directory; cluster options only for the same cluster."""
+    """Take options that are not given from the test in a run's directory. Cluster options, and the metrics to read, are
+    taken only for the same cluster."""
     if not (directory / "test.json").exists():
         return
     test: Test = test_from_json(RunDir(directory).read_test())
@@ -108,7 +109,7 @@ def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[s
         "cluster": test.cluster,
     }  # fmt: skip
     if "cluster" not in given or arguments.cluster == test.cluster:
-        names |= test.cluster_options
+        names |= {**test.cluster_options, "metrics": list(test.metrics)}
     for name, value in names.items():
         if name not in given:
             setattr(arguments, name, value)

@@ -20,7 +20,7 @@ from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.descriptors import require_descriptors
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
-from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.execution import Parts, exit_status_of, metrics_of, perform, plan_faults
 from harness.fault_table import FaultRow, fault_rows, fault_table
 from harness.faults.triggers import not_waited_for
 from harness.report import OutputConsole, print_summary
@@ -151,6 +151,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
     if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
         raise OperatorError(f"--system {test.system}: {reason}")
     require_descriptors(test)
+    metrics_of(test, system_class, cluster_class)  # raises for what cannot be read
     if has_trace and not isinstance(cluster_class, Traced):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced: use --cluster sim")
     parts = Parts(
@@ -271,6 +272,7 @@ def make_test(given: Mapping[str, Any]) -> Test:
         checker_timeout_s=float(given["checker_timeout"]),
         checker_memory_mb=int(given["checker_memory"]),
         fail_fast=bool(given["fail_fast"]),
+        metrics=tuple(given.get("metrics", ())),
         client=given["client"],
     )
     problems = test.problems()

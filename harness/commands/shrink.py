@@ -38,7 +38,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     results = run_dir.read_results() if run_dir.results_path.exists() else {}
     if results.get("valid") is True:
         raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be shrunk")
-    test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
+    test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={}, metrics=())
     require_simulated(test.system, replaying(run_dir.path))
     try:
         schedule = load_schedule(str(run_dir.schedule_path))

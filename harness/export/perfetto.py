@@ -1,7 +1,8 @@
 """A run as a trace for Perfetto's viewer (ui.perfetto.dev, or its own copy): JSON in the Trace Event Format.
 
 Clients are a process with a thread for each logical client, whose slices are operations; faults are asynchronous
-slices; every host is a process, with the messages of a traced run as slices and flows. Times are microseconds since the
+slices; every host is a process, with the messages of a traced run as slices and flows, and with the metrics of the
+system under test as counters. Times are microseconds since the
 load began, or since the first message before it.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from checker.faults import NEMESIS, faults_of
+from harness.metrics.samples import Samples
 from harness.report.sequence import Leadership
 from harness.report.trace_window import Message
 from harness.units import clip
@@ -35,6 +37,7 @@ def trace_events(
     hosts: Sequence[str],
     leaders: Sequence[Leadership] = (),
     messages: Sequence[Message] = (),
+    samples: Samples | None = None,
 ) -> Iterator[str]:
     """The events of the trace, each as JSON. `hosts` names those with tracks of their own."""
     pids = {host: FIRST_HOST + number for number, host in enumerate(hosts)}
@@ -48,6 +51,8 @@ def trace_events(
             moment_us = (leader.start_ns - origin_ns) / 1000
             yield _event("i", f"leads term {leader.term}", pids[leader.host], ts=moment_us, s="p")
     yield from _messages(messages, pids, origin_ns)
+    if samples is not None:
+        yield from _counters(samples, pids, origin_ns)
 
 
 def _event(phase: str, name: str, pid: int, *, tid: int = 0, **more: Any) -> str:
@@ -112,6 +117,25 @@ def _fault(number: int, fault: Mapping[str, Any], last_ns: int, origin_ns: int) 
     arguments = {field: value for field, value in shown.items() if value is not None}
     for phase, moment_ns in (("b", begin_ns), ("e", end_ns)):
         yield _event(phase, name, FAULTS, cat="fault", id=number, ts=moment_ns / 1000, args=arguments)
+
+
+def _counters(samples: Samples, pids: Mapping[str, int], origin_ns: int) -> Iterator[str]:
+    """A counter for each metric of each host. The viewer holds a counter's value until its next one, so a host that
+    does not answer has an instant at its first gap."""
+    for host, line in samples.answers.items():
+        for time_ns, value in line.points() if host in pids else ():
+            if value is None:
+                yield _event("i", "no answer with metrics", pids[host], ts=_us(time_ns, origin_ns), s="p")
+    for lane in samples.lanes:
+        name = clip(lane.title, 80)
+        for host, line in lane.lines.items():
+            for time_ns, value in line.points() if host in pids else ():
+                if value is not None:
+                    yield _event("C", name, pids[host], ts=_us(time_ns, origin_ns), args={"value": value})
+
+
+def _us(time_ns: int, origin_ns: int) -> float:
+    return (time_ns - origin_ns) / 1000
 
 
 def _messages(messages: Sequence[Message], pids: Mapping[str, int], origin_ns: int) -> Iterator[str]:

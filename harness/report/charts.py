@@ -17,8 +17,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from harness.metrics.samples import Samples
 from harness.report.collect import OUTCOMES, RunData
 from harness.report.grid import BINS_PER_DECADE, latency_of, quantiles_of
+from harness.report.metric_lanes import metric_panels, metric_words
+from harness.report.panel import Panel, drawing
 from harness.report.readout import MAX_SPANS, leader_spans, readout
 from harness.report.svg import element, percent, runs_path, stretched
 from harness.units import clip, count, duration, instant, linear_ticks, time_ticks
@@ -70,17 +73,6 @@ class Band:
     title: str
     """`words` with the start and end times"""
     tint: int
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One drawing with its caption, height and the labels of its value axis (share from the top, text)."""
-
-    caption: str
-    svg: Markup
-    height_px: int
-    labels: Sequence[tuple[float, str]] = ()
-    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -141,10 +133,12 @@ def over_time(
     terms: Sequence[Mapping[str, Any]],
     *,
     moments: Sequence[tuple[int, str]] = (),
+    samples: Samples | None = None,
     max_strokes: int,
     max_spans: int = MAX_SPANS,
 ) -> Panels | None:
     """All panels of a run; None if nothing happened. `moments` (ns, text) of violations are marked in each panel.
+    `samples` are the metrics of the system under test.
 
     Pairs of time columns are merged until the latency dots take at most `max_strokes` strokes. At most `max_spans`
     faults and as many terms are drawn.
@@ -173,12 +167,15 @@ def over_time(
     leaders = _leader_panel(terms, end_ns, back, front, min(MAX_TERMS, max_spans))
     if leaders is not None:
         panels.append(leaders)
+    if samples is not None:
+        panels += metric_panels(samples, end_ns, back, front)
+    window_ns = per_window * data.grid.column_ns
     return Panels(
         panels=panels,
         axis=_axis(ticks),
         bands_left_out=skipped,
         tints=[nemeses[tint::TINTS] for tint in range(min(TINTS, len(nemeses)))],
-        window_ns=per_window * data.grid.column_ns,
+        window_ns=window_ns,
         column_ns=column_ns,
         dots=dots,
         readout=readout(
@@ -186,9 +183,10 @@ def over_time(
             [(band.start, band.end, band.words) for band in bands],
             terms,
             moments,
-            window_ns=per_window * data.grid.column_ns,
+            window_ns=window_ns,
             end_ns=end_ns,
             max_spans=max_spans,
+            metrics=None if samples is None else metric_words(samples, end_ns),
         ),
     )
 
@@ -210,10 +208,6 @@ def _axis(ticks: Sequence[tuple[float, str]]) -> Markup:
         css = "tick" + (" odd" if place % 2 else "")
         labels.append(element("text", label, x=percent(at), y=13, text_anchor=anchor, class_=css))
     return element("svg", *labels, height=18, class_="axis", aria_hidden="true")
-
-
-def _drawing(height_px: int, label: str, *content: Markup) -> Markup:
-    return element("svg", *content, height=height_px, role="img", aria_label=label, class_="chart")
 
 
 def _track(bands: Sequence[Band]) -> Panel:
@@ -246,7 +240,7 @@ def _track(bands: Sequence[Band]) -> Panel:
         )
     height_px = (max(rows) + 1) * TRACK_HEIGHT_PX
     label = f"{len(bands)} faults: " + "; ".join(band.title for band in bands[:20])
-    return Panel("Faults, from injection to heal", _drawing(height_px, label, *bars), height_px, kind="track")
+    return Panel("Faults, from injection to heal", drawing(height_px, label, *bars), height_px, kind="track")
 
 
 def _rows(bands: Sequence[Band]) -> list[int]:
@@ -285,7 +279,7 @@ def _client_panels(data: RunData, end_ns: int, back: Markup, front: Markup, max_
     every = max(1, lanes.rows // 5)
     labels = [((row + 0.5) / lanes.rows, str(row * lanes.slots // lanes.rows)) for row in range(0, lanes.rows, every)]
     label = f"{caption}: {lanes.slots} clients, coloured by how their operations ended"
-    return [Panel(caption, _drawing(height_px, label, back, layer, front), height_px, labels, kind="clients")]
+    return [Panel(caption, drawing(height_px, label, back, layer, front), height_px, labels, kind="clients")]
 
 
 def _label(text: str, x: int, room: float, character_px: float, **attributes: Any) -> Markup:
@@ -328,7 +322,7 @@ def _latency_panels(
         layer = stretched(dots, width=length / merge, height=height)
         curves = stretched(_quantile_lines(data, f, per_window, length, high), width=length, height=height)
         label = f"Latency of {f} over time: " + ", ".join(f"{count(outcomes[kind])} {kind}" for kind in OUTCOMES)
-        svg = _drawing(LATENCY_HEIGHT_PX, clip(label), back, *lines, layer, curves, front)
+        svg = drawing(LATENCY_HEIGHT_PX, clip(label), back, *lines, layer, curves, front)
         panels.append(Panel(f"Latency of {clip(f, 40)}", svg, LATENCY_HEIGHT_PX, labels, kind="latency"))
     return panels, strokes, merge * data.grid.column_ns
 
@@ -414,7 +408,7 @@ def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back
         layer = stretched(Markup("").join(paths), width=end_ns / (per_window * data.grid.column_ns), height=1000)
         height_px = RATE_HEIGHT_PX if kinds == ("ok",) else RATE_HEIGHT_PX * 2 // 3
         peaks = ", ".join(f"{kind} at most {max(values, default=0):,.0f}" for kind, values in rates.items())
-        svg = _drawing(height_px, f"{caption}: {peaks}", back, *lines, layer, front)
+        svg = drawing(height_px, f"{caption}: {peaks}", back, *lines, layer, front)
         panels.append(Panel(caption, svg, height_px, labels, kind="rate"))
     return panels
 
@@ -469,5 +463,5 @@ def _leader_panel(
     labels = [((row + 0.5) / len(nodes), clip(node, 12)) for node, row in rows.items()]
     caption = "Leader by node and term" + (f" (first {most} of {most + left_out})" if left_out else "")
     caption += f", {len(nodes)} of {len(every)} nodes that led" if len(nodes) < len(every) else ""
-    svg = _drawing(height_px, f"{caption}: {len(spans)} terms on {len(nodes)} nodes", back, *bars, front)
+    svg = drawing(height_px, f"{caption}: {len(spans)} terms on {len(nodes)} nodes", back, *bars, front)
     return Panel(caption, svg, height_px, labels, kind="leaders")

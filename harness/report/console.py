@@ -29,6 +29,7 @@ from rich.text import Text
 
 from checker.faults import count_unmet, exercised_by
 from harness.live_stats import FaultStatus, LiveStats
+from harness.metrics.expression import METRICS
 from harness.pasteable import as_typed_here
 from harness.report.checks import verdict_word
 from harness.report.faults import cut_in_a_line
@@ -397,6 +398,8 @@ def print_summary(
         if unmet := count_unmet(faults):
             words += f", {unmet} not exercised"
         table.add_row("faults", Text(words, style=style))
+    if words := _metrics_words(results):
+        table.add_row("metrics", Text(words))
     for name, check in checks.items():
         if isinstance(check, Mapping):
             word = verdict_word(check.get("valid"))
@@ -419,6 +422,30 @@ def print_summary(
 
 def _count(value: Any) -> str:
     return count(value) if isinstance(value, int) else "?"
+
+
+def _metrics_words(results: Mapping[str, Any]) -> str:
+    """How often the hosts were asked for their metrics, and what is missing; empty if they were not asked."""
+    system = results.get("system")
+    said = system.get(METRICS) if isinstance(system, Mapping) else None
+    if not isinstance(said, Mapping):
+        return ""
+    reads, silent = (
+        {name: number for name, number in found.items() if type(number) is int} if isinstance(found, Mapping) else {}
+        for found in (said.get("reads"), said.get("unanswered"))
+    )
+    asked, failed = sum(reads.values()), sum(silent.values())
+    words = f"read {asked:,} times from {plural(len(reads), 'host')}" if asked else "never read"
+    if failed:
+        words += (
+            f", {failed:,} without an answer ({', '.join(f'{clip(name, 20)} {silent[name]:,}' for name in silent)})"
+        )
+    errors = said.get("last_errors")
+    if asked and failed == asked and isinstance(errors, Mapping) and errors:
+        words += f": {clip(next(iter(errors.values())), 120)}"
+    elif isinstance(said.get("never_seen"), list) and said["never_seen"]:
+        words += f"; on no page: {', '.join(clip(text, 60) for text in said['never_seen'][:4])}"
+    return words + (f"; stopped: {clip(said['stopped'], 80)}" if said.get("stopped") else "")
 
 
 def _last_words(checks: Mapping[str, Any]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from urllib.parse import quote
 
 from checker.faults import count_unmet
 from harness.atomic_files import replace_file
+from harness.metrics.expression import MAX_METRICS, METRICS
+from harness.metrics.samples import Samples, read_samples
 from harness.report.charts import over_time
 from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word, with_times
 from harness.report.collect import OUTCOMES, RunData, collect
@@ -63,13 +65,14 @@ class _Detail(NamedTuple):
     witnesses: int
     checks: int
     has_tables: bool
+    has_metrics: bool
 
 
 _DETAILS = (
-    _Detail(24_000, MAX_SPANS, 120, MAX_WITNESSES, 40, True),
-    _Detail(8_000, 300, 40, 2, 20, True),
+    _Detail(24_000, MAX_SPANS, 120, MAX_WITNESSES, 40, True, True),
+    _Detail(8_000, 300, 40, 2, 20, True, True),
     # At this level the page is bounded by the lengths of single texts, with room to spare.
-    _Detail(1_500, 60, 10, 1, 10, False),
+    _Detail(1_500, 60, 10, 1, 10, False, False),
 )
 
 
@@ -92,9 +95,10 @@ def write_report(
         clients=_clients(test),
         final_reads_from=results.get("final_reads_from"),
     )
+    samples = _samples(directory)
     html = b""
     for detail in _DETAILS:
-        html = _render(directory, test, results, data, witnesses, detail).encode("utf-8", "backslashreplace")
+        html = _render(directory, test, results, data, samples, witnesses, detail).encode("utf-8", "backslashreplace")
         if len(html) <= MAX_REPORT_BYTES:
             break
     path = directory / "report.html"
@@ -103,6 +107,13 @@ def write_report(
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return path
+
+
+def _samples(directory: Path) -> Samples | None:
+    """The metrics of the system under test; None if none were read, or they cannot be."""
+    with contextlib.suppress(OSError):
+        return read_samples(RunDir(directory).metrics_path)
+    return None
 
 
 def _witnesses(results: Mapping[str, Any]) -> list[tuple[str, Witness]]:
@@ -123,6 +134,7 @@ def _render(
     test: Mapping[str, Any],
     results: Mapping[str, Any],
     data: RunData,
+    samples: Samples | None,
     witnesses: Sequence[tuple[str, Witness]],
     detail: _Detail,
 ) -> str:
@@ -131,8 +143,9 @@ def _render(
     rows = fault_rows(faults, hosts_of(results, test), detail.fault_rows)
     moments = _moments(checks, witnesses)
     over = over_time(
-        data, faults, terms_of(checks), moments=moments, max_strokes=detail.strokes, max_spans=detail.spans
-    )
+        data, faults, terms_of(checks), moments=moments, samples=samples if detail.has_metrics else None,
+        max_strokes=detail.strokes, max_spans=detail.spans,
+    )  # fmt: skip
     views = [
         _witness_view(name, witness, near, faults)
         for (name, witness), near in zip(witnesses, data.neighbours, strict=True)
@@ -160,6 +173,7 @@ def _render(
         decided=deciding_view(_explanation(directory)),
         witnesses=views,
         over=over,
+        metrics=_metrics_note(results, samples, has_lanes=detail.has_metrics),
         readout=json_data(over.readout if over else {}),
         latencies=_latency_rows(data),
         fault_rows=rows,
@@ -379,6 +393,26 @@ def _outcome_rows(data: RunData) -> list[tuple[str, list[str]]]:
     return rows
 
 
+def _metrics_note(results: Mapping[str, Any], samples: Samples | None, *, has_lanes: bool) -> list[str]:
+    """What a reader must know of the metrics that are, or are not, among the charts."""
+    system = results.get("system")
+    said = system.get(METRICS) if isinstance(system, Mapping) else None
+    if not isinstance(said, Mapping):
+        return []
+    notes = []
+    if never := [clip(text, 90) for text in _list(said.get("never_seen"))[:MAX_METRICS]]:
+        notes.append(f"On no page of metrics that any host sent: {', '.join(never)}.")
+    if isinstance(said.get("stopped"), str):
+        notes.append(f"Reading metrics stopped before the end: {clip(said['stopped'], 200)}.")
+    if samples is None:
+        notes.append("The metrics that were read are missing: there is no readable metrics.jsonl.")
+    elif not has_lanes:
+        notes.append("The metrics are not drawn, as this page would be too large; metrics.jsonl has them.")
+    elif samples.damaged:
+        notes.append(f"{plural(samples.damaged, 'line')} of metrics.jsonl could not be read.")
+    return notes
+
+
 def _error_rows(data: RunData) -> dict[str, Any]:
     ranked = sorted(data.errors.items(), key=lambda item: (-item[1].events, item[0]))
     shown = []
@@ -400,6 +434,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         ("schedule.json", "schedule of the faults, for harness replay"),
         ("harness.log", "log of the harness"),
         ("trace.jsonl", "every network message"),
+        ("metrics.jsonl", "metrics of the system under test, as its hosts reported them"),
         ("explain.json", "where the violation was decided, from harness explain"),
     )
     files = [(name, name, what) for name, what in known if (directory / name).exists()]

@@ -54,8 +54,10 @@ def readout(
     window_ns: int,
     end_ns: int,
     max_spans: int = MAX_SPANS,
+    metrics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The script's lookup data: `windows` of `window` ns with lines of text, `spans` and `moments` with one text each.
+    """The script's lookup data: `windows` of `window` ns with lines of text, `spans` and `moments` with one text each,
+    and `metrics`, with further lines for windows of their own length.
 
     `bands` are the faults: start and end as shares of the axis, and a text.
     """
@@ -73,6 +75,7 @@ def readout(
         "windows": _windows(data, window_ns, end_ns),
         "spans": spans[:max_spans],
         "moments": [(at_ns, clip(text, 120)) for at_ns, text in moments],
+        "metrics": metrics or {"window": 1, "lines": []},
     }
 
 

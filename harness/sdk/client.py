@@ -43,6 +43,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from harness.sdk.host import Host
+from harness.tracing import current_traceparent
 
 __all__ = ["CAPABILITIES", "TOGETHER", "Client", "Refused", "Streams", "connection"]
 
@@ -160,6 +161,12 @@ class Client:
     name is a mistake of the client, which makes the verdict unknown."""
     timeout_s: float
     """How long one operation may take before the harness cancels the call."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C Trace Context header of the operation under way, with the ids that `harness export --format otlp`
+        gives it; None outside of an operation. `JsonHttp` sends it by itself."""
+        return current_traceparent()
 
     def address(self, port: str, host: Host | None = None) -> str:
         """ "ip:port" at which clients reach a port (its name in `System.ports`) of `host`, by default of the client's

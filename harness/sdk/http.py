@@ -1,4 +1,7 @@
-"""A small HTTP client for systems that speak JSON over HTTP: one connection, one request at a time."""
+"""A small HTTP client for systems that speak JSON over HTTP: one connection, one request at a time.
+
+A request during an operation of a client carries its `traceparent`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.sdk.client import Unreachable
+from harness.tracing import current_traceparent
 
 __all__ = ["HttpError", "JsonHttp", "get", "post"]
 
@@ -52,16 +56,25 @@ class JsonHttp:
         Raises Unreachable if no connection could be made, HttpError for a status of 400 or more, ConnectionError or
         ValueError if no complete or valid answer came.
         """
+        return _parsed(await self._exchange(method, path, body, MAX_BODY_BYTES))
+
+    async def text(self, path: str, *, max_bytes: int = MAX_BODY_BYTES) -> str:
+        """The body at a path as text, whatever it is, of at most so many bytes. Raises what `request` does."""
+        return (await self._exchange("GET", path, None, max_bytes)).decode("utf-8", "replace")
+
+    async def _exchange(self, method: str, path: str, body: Any, max_bytes: int) -> bytes:
         reader, writer = await self._connected()
         try:
             is_json = body is not None and not isinstance(body, bytes)
             content = json.dumps(body).encode() if is_json else body or b""
             head = f"{method} {path} HTTP/1.1\r\nHost: {self._name}:{self._port}\r\nContent-Length: {len(content)}\r\n"
             kind = "Content-Type: application/json\r\n" if is_json else ""
-            writer.write(f"{head}{kind}\r\n".encode() + content)
+            parent = current_traceparent()
+            trace = f"traceparent: {parent}\r\n" if parent else ""
+            writer.write(f"{head}{kind}{trace}\r\n".encode() + content)
             await writer.drain()
             status, headers = await self._head(reader)
-            raw = await self._body(reader, headers)
+            raw = await self._body(reader, headers, max_bytes)
         except asyncio.IncompleteReadError:
             await self.close()
             raise ConnectionError("the server closed the connection before its answer was complete") from None
@@ -70,10 +83,9 @@ class JsonHttp:
             raise
         if headers["connection"] == "close":
             await self.close()
-        answer = _parsed(raw)
         if status >= 400:
-            raise HttpError(status, answer)
-        return answer
+            raise HttpError(status, _parsed(raw))
+        return raw
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -101,22 +113,22 @@ class JsonHttp:
         found["connection"] = found["connection"].lower()
         return int(words[1]), found
 
-    async def _body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    async def _body(self, reader: asyncio.StreamReader, headers: dict[str, str], max_bytes: int) -> bytes:
         if headers.get("transfer-encoding", "").lower() != "chunked":
             if "content-length" not in headers and headers["connection"] == "close":  # RFC 9112, 6.3: up to its end
-                return await self._rest(reader)
-            return await reader.readexactly(_bounded(int(headers.get("content-length", "0"))))
+                return await self._rest(reader, max_bytes)
+            return await reader.readexactly(_bounded(int(headers.get("content-length", "0")), max_bytes))
         pieces, size_bytes = [], 0
         while count := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            size_bytes = _bounded(size_bytes + count)
+            size_bytes = _bounded(size_bytes + count, max_bytes)
             pieces.append((await reader.readexactly(count + 2))[:-2])
         await reader.readuntil(b"\r\n")
         return b"".join(pieces)
 
-    async def _rest(self, reader: asyncio.StreamReader) -> bytes:
+    async def _rest(self, reader: asyncio.StreamReader, max_bytes: int) -> bytes:
         pieces, size_bytes = [], 0
         while piece := await reader.read(65536):
-            size_bytes = _bounded(size_bytes + len(piece))
+            size_bytes = _bounded(size_bytes + len(piece), max_bytes)
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -140,9 +152,9 @@ async def _once(method: str, url: str, body: Any) -> Any:
         await server.close()
 
 
-def _bounded(size_bytes: int) -> int:
-    if size_bytes > MAX_BODY_BYTES:
-        raise ValueError(f"an answer of more than {MAX_BODY_BYTES} bytes")
+def _bounded(size_bytes: int, max_bytes: int) -> int:
+    if size_bytes > max_bytes:
+        raise ValueError(f"an answer of more than {max_bytes} bytes")
     return size_bytes
 
 

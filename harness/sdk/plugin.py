@@ -24,6 +24,7 @@ from typing import Any
 
 from harness.clusters.base import CLIENTS_HOST
 from harness.errors import OperatorError, nearest
+from harness.metrics.expression import declared_problems
 from harness.plugin_files import split_file
 from harness.sdk.client import CAPABILITIES, TOGETHER, Client
 from harness.sdk.install import BySetting, Recipe
@@ -230,6 +231,8 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
         if isinstance(pattern, str) and not _is_below_data(pattern):
             yield f"{source_line(cls)}: stored[{role!r}] is {pattern!r}, which is not a pattern below host.data"
+    _pairs(cls, "metrics")
+    yield from (f"{source_line(cls)}: {problem}" for problem in declared_problems(cls.metrics, cls.ports))
     yield from _description_problems(cls)
     yield from _plain_problems(cls)
     yield from _cannot_problems(cls)

@@ -60,6 +60,9 @@ class System:
     """Names of hosts that it needs besides those of its replicas."""
     stored: ClassVar[Mapping[str, str]] = {}
     """Role (log, vote, checkpoint) -> pattern of files below the data directory that `bit-flip` may corrupt."""
+    metrics: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """"PORT/PATH" of a page in Prometheus' text format, such as "client/metrics" -> series -> title of its lane in the
+    report. A series is a name, name{label="value"}, rate(counter_total) or mean(histogram)."""
     logs: ClassVar[Sequence[str]] = ()
     """Patterns of log files below the data directory, to be kept besides the programs' output."""
     cannot: ClassVar[Mapping[str, str]] = {}

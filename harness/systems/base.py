@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from harness.clusters.base import HostProcess
 from harness.errors import nearest
+from harness.metrics.expression import Metric, Page
 from harness.outcome import CheckOutcome
 from nemesis.target import Operator
 
@@ -32,6 +33,7 @@ __all__ = [
     "Operated",
     "QueueConnection",
     "RefusesFaults",
+    "ServesMetrics",
     "Setting",
     "StoresFiles",
     "System",
@@ -364,6 +366,19 @@ class HasCodeFiles(Protocol):
     @property
     def set_up_timeout_s(self) -> float:
         """How long a single method may take while the system is started or stopped."""
+        ...
+
+
+@runtime_checkable
+class ServesMetrics(Protocol):
+    """A system whose hosts have pages of metrics for Prometheus."""
+
+    metric_pages: Sequence[Page]
+    metrics: Sequence[Metric]
+    """The metrics that are read unless the operator wants none."""
+
+    def metrics_url(self, host: str, port: str) -> str:
+        """ "http://ip:port" at which clients reach a port, by its name, of a host."""
         ...
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from harness.clusters.abilities import LiveLogs
 from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.errors import OperatorError, SystemUnderTestError
+from harness.metrics.expression import Metric, Page, declared_metrics, declared_pages
 from harness.runtime import harness_runtime
 from harness.systems.base import CheckOutcome, LongRequest, Setting, ToldTime
 from harness.systems.broker_checks import compare_copies, compare_replicas, one_leader_per_term
@@ -31,6 +32,8 @@ from harness.systems.broker_configuration import (
     DLEDGER,
     DLEDGER_PORT,
     HA_PORT,
+    METRICS,
+    METRICS_PORT,
     NAME_SERVER_HOST,
     NAME_SERVER_PORT,
     SETTINGS,
@@ -119,7 +122,9 @@ class BrokerSystem:
     """An election takes up to 10 s with RocketMQ's timings and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
     never_meets: Mapping[str, str] = {"name-service": "the brokers are given addresses and look up no name"}
-    ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
+    ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT, METRICS_PORT)
+    metric_pages: Sequence[Page] = declared_pages(METRICS)
+    metrics: Sequence[Metric] = declared_metrics(METRICS)
 
     has_long_request = True
 
@@ -299,6 +304,10 @@ class BrokerSystem:
         """A remoting frame (total length, header length, header) that asks for a broker's runtime info of some 3 KB."""
         header = json.dumps({"code": RUNTIME_INFO_CODE, "language": "PYTHON", "version": 0, "opaque": 1, "flag": 0})
         return LongRequest(BROKER_PORT, struct.pack(">II", 4 + len(header), len(header)) + header.encode())
+
+    def metrics_url(self, host: str, port: str) -> str:
+        """Where clients reach a broker's only page of metrics."""
+        return f"http://{self._cluster.address_from(CLIENTS_HOST, host, METRICS_PORT)}"
 
     async def statuses(self) -> dict[str, _Status]:
         """The status of each broker; brokers that do not answer in time are absent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from harness.clusters.base import Cluster
+from harness.clusters.base import Cluster, SeesReplicas
 from harness.errors import OperatorError
 from harness.systems.base import Setting, setting_problems
 from harness.systems.node_program import OWN_PYTHON
@@ -17,6 +17,9 @@ __all__ = [
     "DLEDGER",
     "DLEDGER_PORT",
     "HA_PORT",
+    "METRICS",
+    "METRICS_PAGE",
+    "METRICS_PORT",
     "NAME_SERVER_HOST",
     "NAME_SERVER_PORT",
     "SETTINGS",
@@ -29,6 +32,19 @@ BROKER_PORT = 10911  # R
 HA_PORT = 10912  # R: haListenPort
 DLEDGER_PORT = 40911  # R
 NAME_SERVER_PORT = 9876  # R
+METRICS_PORT = 5557  # R: metricsPromExporterPort
+METRICS_PAGE = "metrics/metrics"
+METRICS = {
+    METRICS_PAGE: {
+        "splitbrain_takes_writes": "Takes writes",
+        "splitbrain_term": "Term",
+        "rate(splitbrain_committed_index)": "Entries committed per second",
+        "splitbrain_flush_behind": "Entries not on disk yet",
+        "splitbrain_dispatch_behind": "Entries not dispatched yet",
+        "mean(splitbrain_put_seconds)": "Put, mean",
+    }
+}
+"""The metrics that a run draws: page -> series -> title."""
 NAME_SERVER_HOST = "ns1"
 """The host of the name server, in addition to the replicas' hosts."""
 
@@ -140,6 +156,8 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
         f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
         *_node_settings(settings),
     ]
+    if not isinstance(cluster, SeesReplicas):  # in simulation the cluster knows more than the replicas could say
+        lines.append(f'metrics_listen = "{own_address}:{METRICS_PORT}"')
     if settings["replication"] == DLEDGER:
         lines += _dledger(cluster, host, settings)
     else:

@@ -20,6 +20,16 @@ class Etcd(EtcdMembers):
     long_request = "client", b"GET /metrics HTTP/1.1\r\nHost: etcd\r\n\r\n"
     settings = {"read": ("linearizable", "serializable")}
     setting_descriptions = {"read": "whether a read asks a quorum, or only the member itself, which may be stale"}
+    metrics = {
+        "client/metrics": {
+            "etcd_server_has_leader": "Knows a leader",
+            "etcd_server_leader_changes_seen_total": "Leader changes seen",
+            "rate(etcd_server_proposals_committed_total)": "Proposals committed per second",
+            "etcd_server_proposals_pending": "Proposals pending",
+            "mean(etcd_disk_wal_fsync_duration_seconds)": "Sync of the log, mean",
+            "mean(etcd_disk_backend_commit_duration_seconds)": "Commit of the database, mean",
+        }
+    }
     stored = {"log": "etcd/member/wal/*.wal"}
 
     def command(self, host: Host) -> list[str]:

@@ -25,6 +25,7 @@ from harness.clusters.abilities import SeesStrays
 from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, RemoteHosts, RunsCommands
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
+from harness.metrics.expression import Metric, Page, declared_metrics, declared_pages
 from harness.programs import SYSTEM_PATH
 from harness.sdk import Client, CommandFailed, Host, Output, Recipe, Status, System
 from harness.sdk.install import ERROR_LINE, cache_directory, fetched, find_file, is_fetched
@@ -144,6 +145,8 @@ def adapted(plugin: Plugin) -> type[GuestSystem]:
             "extra_hosts": tuple(cls.extra_hosts),
             "recovery_timeout_s": float(cls.recovery_timeout_s),
             "cannot": dict(cls.cannot),
+            "metric_pages": declared_pages(cls.metrics),
+            "metrics": declared_metrics(cls.metrics),
             "tells_leader": cls.status is not System.status,
             "has_long_request": cls.long_request is not None,
             "client_class": plugin.client_class,
@@ -199,6 +202,9 @@ class GuestSystem:
     """Nemesis, nemesis=form, nemesis=@target or nemesis=form@target -> why it makes no sense for this system."""
     tells_leader: ClassVar[bool]
     """Whether the plug-in has a `status`, which tells who leads."""
+    metric_pages: ClassVar[Sequence[Page]]
+    metrics: ClassVar[Sequence[Metric]]
+    """The metrics that the plug-in declares."""
     has_long_request: ClassVar[bool]
     """Whether the plug-in has a request with a long answer, for clients that do not read it."""
     client_class: ClassVar[type[Client]]
@@ -960,6 +966,10 @@ class GuestSystem:
             raise ValueError(f"{cls.__name__} has no long_request")
         port, data = cls.long_request
         return LongRequest(cls.ports[port], data)
+
+    def metrics_url(self, host: str, port: str) -> str:
+        """Where clients reach a port of a host."""
+        return self._hosts[host].url(port)
 
     # Blaming the plug-in
 

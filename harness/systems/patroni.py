@@ -50,6 +50,16 @@ class Patroni(System):
         "ttl": "seconds until the leader's key in etcd expires",
         "maximum_lag_on_failover": "bytes by which a standby may lag behind and still be promoted",
     }
+    metrics = {
+        "rest/metrics": {
+            "patroni_primary": "Is the primary",
+            "patroni_postgres_streaming": "Standby streams from the primary",
+            "patroni_cluster_unlocked": "Nobody holds the leader's key",
+            "patroni_postgres_timeline": "Timeline",
+            "patroni_xlog_replayed_location": "Log replayed by the standby, to byte",
+        },
+        "etcd/metrics": {"etcd_server_has_leader": "etcd knows a leader"},
+    }
     stored = {"log": "pg/pg_wal/0*"}
     user = "nobody"
     multiprocess = True

@@ -37,6 +37,8 @@ raft.wal_max_size_bytes = 16000000
 log.file = false
 log.console = true
 log.console.level = warning
+prometheus.tcp.ip = {metrics_ip}
+prometheus.tcp.port = {metrics_port}
 """
 MIRRORED = {"ha-mode": "all", "ha-sync-mode": "automatic"}
 """The policy that gives every classic queue a mirror on every host."""
@@ -54,13 +56,25 @@ end.
 """
 """Erlang expression: the node that leads the queue, or has its master mirror."""
 NO_QUEUE = "none"
+PLUGINS = "[rabbitmq_prometheus]."
+"""Of the distribution's own plug-ins the one that serves the page of metrics."""
 
 
 class RabbitMQ(System):
     """RabbitMQ: one queue, a quorum queue or one mirrored on every host; an Erlang program."""
 
     install = apt("rabbitmq-server")
-    ports = {"client": 5672, "nodes": 25672, "epmd": 4369}
+    ports = {"client": 5672, "nodes": 25672, "epmd": 4369, "metrics": 15692}
+    metrics = {
+        "metrics/metrics": {
+            "rabbitmq_queue_messages_ready": "Messages ready, as of every 5 s",
+            "rabbitmq_queue_messages_unacked": "Messages delivered, not acknowledged, as of every 5 s",
+            "rate(rabbitmq_global_messages_confirmed_total)": "Publications confirmed per second",
+            "rabbitmq_connections": "Connections",
+            "rabbitmq_raft_term_total": "Raft term, as of every 5 s",
+            "rabbitmq_raft_entry_commit_latency_seconds": "Commit of an entry, as of every 5 s",
+        }
+    }
     settings = {
         "queue": ("quorum", "mirrored"),
         "partitions": ("ignore", "pause_minority", "autoheal"),
@@ -84,6 +98,7 @@ class RabbitMQ(System):
         configuration = CONFIGURATION.format(
             listen=host.listen("client"), partitions=self.settings["partitions"],
             definitions=host.path("definitions.json"), tick_s=TICK_S,
+            metrics_ip=host.ip, metrics_port=self.ports["metrics"],
         )  # fmt: skip
         every = {"configure": ".*", "write": ".*", "read": ".*", "user": "guest", "vhost": "/"}
         policy = {"vhost": "/", "name": "mirrors", "pattern": "", "priority": 0, "definition": MIRRORED}
@@ -93,7 +108,11 @@ class RabbitMQ(System):
             "permissions": [every],
             "policies": [{**policy, "apply-to": "queues"}] if self.settings["queue"] == "mirrored" else [],
         }
-        return {"rabbitmq.conf": configuration + "".join(lines), "definitions.json": json.dumps(definitions)}
+        return {
+            "rabbitmq.conf": configuration + "".join(lines),
+            "definitions.json": json.dumps(definitions),
+            "plugins": PLUGINS,
+        }
 
     def environment(self, host: Host) -> Mapping[str, str]:
         """Paths that RabbitMQ would otherwise look for below /."""

@@ -55,6 +55,7 @@ class Starter(System):
 
     # install = pip("my-package==1.0")             what to install: pip, apt, maven, npm, go, path
     ports = {"client": 7000}  # every port that clients or hosts connect to, under names of your choice
+    # metrics = {"client/metrics": {"rate(requests_total)": "Requests"}}   a page for Prometheus: lanes of the report
     settings = {"read": ("primary", "any")}  # --set read=any; the default comes first
     setting_descriptions = {
         "read": "the host that answers reads: the primary, or the client's own"

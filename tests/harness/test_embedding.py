@@ -83,6 +83,7 @@ def test_a_store_may_be_a_path(asked: list[tuple[Test, Any, str]], tmp_path: Pat
         (bool, [True, False], [1, 0, "true", None]),
         (int, [3, 3.0, "3"], [2.5, "3.5", True, math.inf, math.nan, None, "three", [3]]),
         (float, [3, 0.5, "0.5"], [False, math.nan, None, "half", {}]),
+        (list, [[], ["up"], ("up",)], ["up", [1], {}, None, True]),
         (dict, [{}, MappingProxyType({"a": 1})], [[], "a=1", None, True]),
     ],
 )

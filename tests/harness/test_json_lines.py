@@ -28,6 +28,7 @@ from harness.json_lines import ProgramClient, client_program, program_class
 from harness.run_state import RUN_VARIABLE, STATE_DIR_VARIABLE, RunState
 from harness.sdk.client import CAPABILITIES
 from harness.systems import toy_server
+from harness.tracing import Operation, ids_of, operation_under_way
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.unique_ids import UniqueIdsWorkload
 from tests.ports import free_port
@@ -115,6 +116,23 @@ say(type=kind, **told)
     ids = [event["value"][0] for event in done.events if event["type"] == "ok"]
     assert ids[0] != ids[1]  # after `info` a new logical client continues, in a new program
     assert not any(_runs(pid) for pid in ids)
+
+
+def test_an_operation_of_a_run_has_its_traceparent_and_another_has_none(tmp_path: Path) -> None:
+    words = write_client(tmp_path, 'say(type="ok", value=message.get("traceparent"))')
+    new = client_factory(program_class("client", words, ["generate"]))
+
+    async def main() -> list[Any]:
+        client = new()
+        await client.open()
+        found = [await client.invoke("generate", ())]
+        operation_under_way.set(Operation("r1", 7))
+        found.append(await client.invoke("generate", ()))
+        await client.close()
+        return found
+
+    ids = ids_of("r1", 7)
+    assert asyncio.run(main()) == [None, f"00-{ids.trace}-{ids.span}-01"]
 
 
 def _runs(pid: int) -> bool:

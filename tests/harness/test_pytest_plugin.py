@@ -259,6 +259,8 @@ def _typed(source: str) -> Any:
         ("toy", None, {"fail_fast": "false"}, "fail_fast must be True or False, not 'false'"),
         ("toy", None, {"settings": "workload.keys=20"}, "settings must be a dict, not 'workload.keys=20'"),
         ("toy", None, {"seed": True}, "seed must be a whole number, not True"),
+        ("toy", None, {"metrics": "up"}, "metrics must be a list of strings, not 'up'"),
+        ("toy", None, {"metrics": ["up"]}, "system toy declares no page of metrics"),
         ("toy", None, {"seed": 2**63}, "--seed must be 0 to 9223372036854775807, not 9223372036854775808"),
         ("toy", None, {"nemesis": "quake"}, "unknown nemesis 'quake'"),
     ],

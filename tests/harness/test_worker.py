@@ -15,6 +15,7 @@ import pytest
 from harness import worker
 from harness.clusters.sim.simulation import run_simulated
 from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit, Unpaced
+from harness.tracing import current_traceparent, ids_of
 from harness.worker import CLOSE_TIMEOUT_S, Client, Outcome, Workers, is_ctrl_c
 
 
@@ -107,6 +108,28 @@ def test_ok_carries_the_value_and_the_node() -> None:
     assert [event["type"] for event in events] == ["invoke", "ok"]
     assert events[0] == {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "write", "key": 3, "value": 7}
     assert events[1]["value"] == 9 and events[1]["node"] == "n2" and events[1]["process"] == 0
+
+
+def test_each_operation_of_a_run_has_a_traceparent_of_its_own_index() -> None:
+    seen: list[str | None] = []
+
+    def script(op: Op) -> Outcome:
+        seen.append(current_traceparent())
+        return Outcome("ok")
+
+    run(script)
+    assert seen == [None]
+    recorder = Recorder()
+
+    async def main() -> None:
+        workers = workers_of(recorder, Limit(6, WRITES), script, threads=2)
+        workers.run_id = "r1"
+        await workers.run()
+        assert current_traceparent() is None
+
+    asyncio.run(main())
+    invoked = [ids_of("r1", event["index"]) for event in recorder.events if event["type"] == "invoke"]
+    assert sorted(seen[1:], key=str) == sorted(f"00-{ids.trace}-{ids.span}-01" for ids in invoked)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,9 @@ document.addEventListener("click", function (event) {
     data.moments.forEach(function (one) { if (Math.abs(one[0] - at) < near) lines.push([one[1], "violation"]); });
     data.spans.forEach(function (span) { if (span[0] <= at && at < span[1]) lines.push([span[2]]); });
     (data.windows[Math.min(data.windows.length - 1, Math.floor(at / data.window))] || []).forEach(function (line) { lines.push([line]); });
+    (data.metrics.lines[Math.floor(at / data.metrics.window)] || []).forEach(function (line) { lines.push([line]); });
     tip.textContent = "";
-    lines.slice(0, 14).forEach(function (line) { var p = document.createElement("p"); p.textContent = line[0]; p.className = line[1] || ""; tip.appendChild(p); });
+    lines.slice(0, 20).forEach(function (line) { var p = document.createElement("p"); p.textContent = line[0]; p.className = line[1] || ""; tip.appendChild(p); });
     var box = figure.getBoundingClientRect(), chart = first.getBoundingClientRect();
     if (x === undefined) { x = chart.left + (at - from) / (to - from) * chart.width; y = chart.top; }
     var left = x - box.left + 14;

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.export.perfetto import CLIENTS, FAULTS, FIRST_HOST, MESSAGE_NS, trace_events
+from harness.metrics.samples import Lane, Line, Samples
 from harness.report.sequence import Leadership
 from harness.report.trace_window import Message
 
@@ -71,6 +72,21 @@ def test_a_fault_lasts_until_it_is_healed_or_until_the_end() -> None:
         ("b", 0, "kill sigkill"), ("e", 0, "kill sigkill"), ("b", 1, "kill sigkill"), ("e", 1, "kill sigkill")
     ]  # fmt: skip
     assert 1 <= begun <= 2 and 5 <= ended <= 6 and faults[3][3] == 20.0
+
+
+def test_metrics_are_counters_of_their_host_and_a_gap_an_instant() -> None:
+    line, answers = Line(), Line()
+    for time_ns, value in ((1_000, 2.5), (2_000, None), (3_000, 4.0)):
+        line.add(time_ns, value)
+        answers.add(time_ns, None if value is None else 1.0)
+    lane = Lane("Pending", "pending", "", 0, "value", {"n2": line, "n9": line})
+    found = traced(samples=Samples(1_000, ["n2", "n9"], [lane], {"n2": answers, "n9": answers}))
+    counters = [(each["name"], each["pid"], each["ts"], each["args"]) for each in found if each["ph"] == "C"]
+    assert counters == [
+        ("Pending", FIRST_HOST + 1, 1.0, {"value": 2.5}), ("Pending", FIRST_HOST + 1, 3.0, {"value": 4.0}),
+    ]  # fmt: skip
+    gaps = [(each["name"], each["pid"], each["ts"]) for each in found if each["ph"] == "i"]
+    assert gaps == [("no answer with metrics", FIRST_HOST + 1, 2.0)]
 
 
 def message(source: str, destination: str, sent_ns: int, arrived_ns: int | None) -> Message:

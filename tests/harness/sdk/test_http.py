@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from harness.sdk import HttpError, JsonHttp, Refused, connection, post
+from harness.sdk import HttpError, JsonHttp, Refused, connection, get, post
+from harness.tracing import Operation, ids_of, operation_under_way
 
 Reply = bytes
 
@@ -54,6 +55,29 @@ def test_bytes_are_sent_as_they_are() -> None:
 
     (heard,) = with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", work)
     assert heard.endswith(b"Content-Length: 16\r\n\r\nname=a&password=")
+
+
+def test_a_request_of_an_operation_carries_its_traceparent_and_another_none() -> None:
+    async def work(url: str) -> None:
+        await get(f"{url}/before")
+        operation_under_way.set(Operation("r1", 7))
+        await asyncio.create_task(get(f"{url}/during"))
+        operation_under_way.set(None)
+
+    before, during = with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", work)
+    ids = ids_of("r1", 7)
+    assert b"traceparent" not in before
+    assert f"\r\ntraceparent: 00-{ids.trace}-{ids.span}-01\r\n".encode() in during
+
+
+def test_a_text_is_returned_as_it_is_and_no_longer_than_asked_for() -> None:
+    async def work(url: str) -> None:
+        server = JsonHttp(url)
+        assert await server.text("/metrics", max_bytes=11) == '{"ok":true}'
+        with pytest.raises(ValueError, match="more than 10 bytes"):
+            await server.text("/metrics", max_bytes=10)
+
+    with_server(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"ok":true}', work)
 
 
 def test_a_chunked_answer_is_decoded() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import OperatorError
-from harness.systems.broker_configuration import MAX_MEMBERS, broker_configuration, resolve_settings
+from harness.systems.broker_configuration import MAX_MEMBERS, METRICS_PORT, broker_configuration, resolve_settings
 from node import config_reader
 from node.config import parse_broker_config
 
@@ -43,6 +43,15 @@ def test_brokers_can_parse_every_configuration_written_for_them(replication: str
         [None] * 3 if replication == "dledger" else [1, 0, 2]
     )
     assert len(configs[0].dial) == (4 if proxies else 0)
+
+
+def test_real_brokers_serve_the_metrics_that_are_drawn_and_simulated_ones_none() -> None:
+    hosts = cluster(proxies=False)
+    text = broker_configuration(hosts, "n1", resolve_settings({}), keys=4, master="n1")
+    assert parse_broker_config(text).metrics_listen == f"10.0.0.1:{METRICS_PORT}"
+    hosts.checks = hosts.leading = list  # the members of a cluster that sees its replicas
+    text = broker_configuration(hosts, "n1", resolve_settings({}), keys=4, master="n1")
+    assert parse_broker_config(text).metrics_listen == ""
 
 
 def test_classic_ha_has_the_default_flush_interval_of_rocketmq() -> None:

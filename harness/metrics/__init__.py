@@ -1,0 +1,1 @@
+"""What the system under test says of itself during a run: chosen series of its pages for Prometheus."""
