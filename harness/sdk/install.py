@@ -54,6 +54,7 @@ OLD_COPY_S = 86400.0
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
+_REPLACES = "contains one or more replace directives"
 ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
 """Start of an error line of the registries' clients. Not pip's `ERROR: Exception:`, which begins a traceback whose last
 line is the error."""
@@ -201,24 +202,45 @@ class _Npm(Recipe):
 @dataclass(frozen=True)
 class _Go(Recipe):
     cgo: bool = False
+    ignore_replace: bool = False
 
     kind = "go"
 
     def _depends_on(self) -> Sequence[str]:
-        return ("cgo",) if self.cgo else ()
+        return (*(("cgo",) if self.cgo else ()), *(("ignore_replace",) if self.ignore_replace else ()))
 
     def fetch(self, directory: str) -> None:
-        """See Recipe. Without a C compiler Go itself leaves the C parts of a program out and reports no error."""
-        go = _program(self, "go")
-        environment = {"GOBIN": os.path.join(directory, "bin"), "GOFLAGS": "-modcacherw"}
+        """See Recipe. Without a C compiler Go itself leaves the C parts of a program out and reports no error. Without
+        `cgo` they are left out on every machine, so that a recipe means one program: static, for every image."""
+        go, programs = _program(self, "go"), os.path.join(directory, "bin")
+        environment = {"GOBIN": programs, "GOFLAGS": "-modcacherw", "CGO_ENABLED": "1" if self.cgo else "0"}
         if self.cgo:
             compiler = (_call(self, [go, "env", "CC"]).split() or ["gcc"])[0]
             if find_program(compiler) is None:
                 wanted = "it needs cgo, and so a C compiler"
                 raise OperatorError(f"install {self}: {wanted}: {compiler} is not installed on this machine")
-            environment["CGO_ENABLED"] = "1"
         for module in self.what:
-            _call(self, [go, "install", module], environment=environment)
+            if self.ignore_replace:
+                self._build_as_dependency(go, module, programs, environment)
+                continue
+            try:
+                _call(self, [go, "install", module], environment=environment)
+            except OperatorError as error:
+                if _REPLACES not in str(error):
+                    raise
+                mend = "go(..., ignore_replace=True) builds it with the versions that it requires instead"
+                raise OperatorError(
+                    f"install {self}: go install refuses it, as its go.mod has replace directives: {mend}"
+                ) from None
+
+    def _build_as_dependency(self, go: str, module: str, programs: str, environment: Mapping[str, str]) -> None:
+        """Go obeys replace directives only in the main module, so the program's module must not be it."""
+        with scratch_directory("project") as main:
+            _call(self, [go, "mod", "init", "splitbrain.invalid/build"], cwd=main, environment=environment)
+            _call(self, [go, "get", module], cwd=main, environment=environment)
+            os.makedirs(programs, exist_ok=True)
+            build = [go, "build", "-o", programs + os.sep, module.partition("@")[0]]
+            _call(self, build, cwd=main, environment=environment)
 
 
 class _Path(Recipe):
@@ -276,10 +298,11 @@ def npm(*packages: str) -> Recipe:
     return _Npm(packages)
 
 
-def go(*modules: str, cgo: bool = False) -> Recipe:
+def go(*modules: str, cgo: bool = False, ignore_replace: bool = False) -> Recipe:
     """Programs built from Go modules: `go("example.org/cmd/server@v1.2.3")`. `cgo=True` is for programs with parts in
-    C: it requires a C compiler."""
-    return _Go(modules, cgo)
+    C: it requires a C compiler. `ignore_replace=True` is for a module whose go.mod replaces others, which `go install`
+    refuses: the program is built with the versions that its go.mod requires."""
+    return _Go(modules, cgo, ignore_replace)
 
 
 def path(*files: str) -> Recipe:
