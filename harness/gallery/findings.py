@@ -481,6 +481,40 @@ _CASSANDRA_MIXED = Finding(
     link="https://docs.datastax.com/en/ddac/doc/datastax_enterprise/dbInternals/dbIntLtwtTransactions.html",
 )
 
+_CONSUL_READ = Finding(
+    name="consul-default-reads",
+    title="A leader that was paused answers reads before it learns that it was replaced",
+    version="Consul 1.14.11",
+    options="--system consul --nodes 3 --workload register --nemesis pause=@leader --nemesis-interval 2 "
+    "--operation-timeout 5 --concurrency 60 --rate 2000 --time-limit 60",
+    finding="--set read=default",
+    control="--set read=consistent",
+    control_says="the leader asks a quorum whether it still leads before it answers",
+    check="linearizable",
+    names=("read",),
+    promised="The documentation says that reads in the default mode may be stale while a new leader is elected, which "
+    "is hard to trigger.",
+    reported="Kyle Kingsbury, Jepsen: etcd and Consul, June 2014, behind partitions",
+    link="https://aphyr.com/posts/316-jepsen-etcd-and-consul",
+)
+
+_CONSUL_ID = Finding(
+    name="consul-node-id-power-loss",
+    title="A server that loses power soon after its first start has lost its identity and never starts again",
+    version="Consul 1.14.11",
+    options="--system consul --nodes 3 --workload register --nemesis power=crash@all --time-limit 10",
+    finding="--set node_id=generated",
+    control="--set node_id=configured",
+    control_says="each server's identity is in its configuration, so that none is read from the file that was not "
+    "synced; the Raft log is whole",
+    check="recovers",
+    names=("failed to setup node ID",),
+    promised="The documentation says that the generated ID is persisted in the data directory, so that it remains the "
+    "same across restarts.",
+    reported="hashicorp/consul #3489, September 2017, after a forced reboot",
+    link="https://github.com/hashicorp/consul/issues/3489",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
@@ -488,6 +522,7 @@ FINDINGS: Mapping[str, Finding] = {
         _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
         _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY, _TARANTOOL_READ,
         _TARANTOOL_ACK, _TARANTOOL_ROWS, _CASSANDRA_CLOCK, _CASSANDRA_ONE, _CASSANDRA_POWER, _CASSANDRA_MIXED,
+        _CONSUL_READ, _CONSUL_ID,
     )
 }  # fmt: skip
 """Findings by name, in the order in which they are listed and run."""

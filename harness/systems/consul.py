@@ -9,8 +9,8 @@ entry of the log. Elections are tuned for servers that are close to each other (
 advises for production).
 
 Seen with 1.14.11: a server does not sync its `node-id` file. If it loses power soon after its first start, the file is
-empty, and the server refuses to start ("NodeID in … is invalid"), although its Raft log is whole. With
-`node_id=configured` its identity comes from the configuration instead.
+empty, and the server refuses to start ("NodeID in … is invalid"), although its Raft log is whole (`--nemesis
+power=crash`). With `node_id=configured` its identity comes from the configuration instead.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ class Consul(System):
 
     def files(self, host: Host) -> dict[str, str]:
         address = {name: host.listen(name).rpartition(":") for name in self.ports}
-        own_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, host.name))
+        own_id = {"node_id": str(uuid.uuid5(uuid.NAMESPACE_DNS, host.name))}
         configuration = {
             "server": True,
             "bootstrap_expect": len(self.hosts),
             "node_name": host.name,
-            **({"node_id": own_id} if self.settings["node_id"] == "configured" else {"disable_host_node_id": True}),
+            **(own_id if self.settings["node_id"] == "configured" else {}),
             "data_dir": host.path("data"),
             "client_addr": address["http"][0],
             "bind_addr": address["server"][0],
