@@ -37,13 +37,12 @@ class Consul(System):
     settings = {"read": ("consistent", "default", "stale"), "node_id": ("configured", "generated")}
     setting_descriptions = {
         "read": "whether a read asks a quorum (consistent), relies on the leader's lease, or asks only the own server",
-        "node_id": "whether a server's identity is configured, or made up and kept in a file, which is Consul's default",
+        "node_id": "whether a server's identity is configured, or made up and kept in a file as Consul does by default",
     }
     stored = {"log": "data/raft/raft.db"}
     long_request = "http", b"GET /v1/agent/metrics HTTP/1.1\r\nHost: consul\r\n\r\n"
 
     def files(self, host: Host) -> dict[str, str]:
-        address = {name: host.listen(name).rpartition(":") for name in self.ports}
         own_id = {"node_id": str(uuid.uuid5(uuid.NAMESPACE_DNS, host.name))}
         configuration = {
             "server": True,
@@ -51,11 +50,11 @@ class Consul(System):
             "node_name": host.name,
             **(own_id if self.settings["node_id"] == "configured" else {}),
             "data_dir": host.path("data"),
-            "client_addr": address["http"][0],
-            "bind_addr": address["server"][0],
+            "client_addr": host.ip,
+            "bind_addr": host.ip,
             "ports": {
-                **{"http": int(address["http"][2]), "server": int(address["server"][2])},
-                **{"serf_lan": int(address["serf"][2]), "serf_wan": -1, "dns": -1, "grpc": -1, "grpc_tls": -1},
+                **{"http": host.ports["http"], "server": host.ports["server"], "serf_lan": host.ports["serf"]},
+                **dict.fromkeys(("serf_wan", "dns", "grpc", "grpc_tls"), -1),
             },
             "retry_join": [each.address("serf", host) for each in self.hosts if each is not host],
             "retry_interval": "1s",
