@@ -68,12 +68,12 @@ class Server:
             between(self)
         before, found = dict(self.kept), []
         for step in steps:
-            key, now = step["Key"], self.kept.get(step["Key"], (0,))[0]
+            key, now = step["Key"], self.kept[step["Key"]][0] if step["Key"] in self.kept else None
             if step["Verb"] == "get-or-empty":
                 found.append({"KV": self.entry(key)})
             elif step["Verb"] == "set":
                 self.set(key, json.loads(base64.b64decode(step["Value"])))
-            elif now != (step["Index"] if step["Verb"] == "check-index" else 0):
+            elif now is not None if step["Verb"] == "check-not-exists" else now != step["Index"]:
                 self.kept = before
                 raise HttpError(409, {"Errors": [{"What": f"key {key!r} has changed"}]})
         return {"Results": found}
@@ -136,13 +136,13 @@ def test_a_transaction_sees_its_own_writes_and_returns_what_it_read() -> None:
     async def scenario(client: ConsulClient) -> Any:
         await client.transact([["append", 7, 1]])
         lists = await client.transact([["r", 7, None], ["append", 7, 2], ["r", 7, None], ["r", 8, None]])
-        moved = await client.transact([["add", 1, -5], ["add", 2, 5]])
+        moved = [await client.transact([["add", 1, -by], ["add", 2, by]]) for by in (5, 3)][-1]
         return lists, moved, await client.transact([["r", 1, None], ["w", 1, 9], ["r", 1, None]])
 
     lists, moved, written = with_server(Server(), scenario)
     assert lists == [["r", 7, [1]], ["append", 7, 2], ["r", 7, [1, 2]], ["r", 8, None]]
-    assert moved == [["add", 1, -5], ["add", 2, 5]]
-    assert written == [["r", 1, -5], ["w", 1, 9], ["r", 1, 9]]
+    assert moved == [["add", 1, -3], ["add", 2, 3]]
+    assert written == [["r", 1, -8], ["w", 1, 9], ["r", 1, 9]]
 
 
 @pytest.mark.parametrize("changed", [7, 8])
