@@ -49,6 +49,9 @@ __all__ = [
 FETCH_TIMEOUT_S = 900.0
 """For one recipe: some hundred megabytes over a slow line. A hanging registry must not hang the harness."""
 
+BUILD_TIMEOUT_S = 3600.0
+"""For a program that is built from source: Consul takes seven minutes on two idle cores."""
+
 OLD_COPY_S = 86400.0
 """Age after which an outdated copy of the user's own files is assumed to be unused."""
 
@@ -67,6 +70,8 @@ class Recipe(ABC):
     what: tuple[str, ...]
 
     kind = ""
+    effort = "fetching"
+    """What `fetch` does, for the line that is printed before it."""
 
     @property
     def on_host(self) -> Sequence[Sequence[str]]:
@@ -205,6 +210,7 @@ class _Go(Recipe):
     ignore_replace: bool = False
 
     kind = "go"
+    effort = "fetching and building (a large program takes minutes)"
 
     def _depends_on(self) -> Sequence[str]:
         return (*(("cgo",) if self.cgo else ()), *(("ignore_replace",) if self.ignore_replace else ()))
@@ -224,7 +230,7 @@ class _Go(Recipe):
                 self._build_as_dependency(go, module, programs, environment)
                 continue
             try:
-                _call(self, [go, "install", module], environment=environment)
+                _call(self, [go, "install", module], environment=environment, timeout_s=BUILD_TIMEOUT_S)
             except OperatorError as error:
                 if _REPLACES not in str(error):
                     raise
@@ -240,7 +246,7 @@ class _Go(Recipe):
             _call(self, [go, "get", module], cwd=main, environment=environment)
             os.makedirs(programs, exist_ok=True)
             build = [go, "build", "-o", programs + os.sep, module.partition("@")[0]]
-            _call(self, build, cwd=main, environment=environment)
+            _call(self, build, cwd=main, environment=environment, timeout_s=BUILD_TIMEOUT_S)
 
 
 class _Path(Recipe):
@@ -417,7 +423,12 @@ def _program(recipe: Recipe, name: str) -> str:
 
 
 def _call(
-    recipe: Recipe, argv: Sequence[str], *, cwd: str | None = None, environment: Mapping[str, str] | None = None
+    recipe: Recipe,
+    argv: Sequence[str],
+    *,
+    cwd: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = FETCH_TIMEOUT_S,
 ) -> str:
     try:
         done = subprocess.run(
@@ -428,10 +439,10 @@ def _call(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=FETCH_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        raise OperatorError(f"install {recipe}: {argv[0]} took more than {FETCH_TIMEOUT_S:g} s") from None
+        raise OperatorError(f"install {recipe}: {argv[0]} took more than {timeout_s:g} s") from None
     if done.returncode != 0:
         output = (done.stderr or done.stdout).replace("\n\t", " ")  # go continues a line behind a tab
         said = [line.strip() for line in output.splitlines() if line.strip()]

@@ -178,11 +178,13 @@ def test_a_program_that_needs_cgo_is_built_with_it_or_the_missing_compiler_is_na
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[str | None] = []
+    limits_s = set[float]()
 
     def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if argv[1:] == ["env", "CC"]:
             return subprocess.CompletedProcess(argv, 0, "some-cc -m64\n", "")
         built.append(options["env"].get("CGO_ENABLED"))
+        limits_s.add(options["timeout"])
         return subprocess.CompletedProcess(argv, 0, "", "")
 
     monkeypatch.delenv("CGO_ENABLED", raising=False)
@@ -195,6 +197,7 @@ def test_a_program_that_needs_cgo_is_built_with_it_or_the_missing_compiler_is_na
     monkeypatch.setattr(install, "find_program", lambda name: f"/usr/bin/{name}")
     fetched(native)  # not the plain one from the cache
     assert built == ["0", "1"]  # the same program on a machine without a compiler
+    assert limits_s == {install.BUILD_TIMEOUT_S} and "building" in plain.effort
 
 
 def test_a_program_whose_go_mod_replaces_modules_is_built_as_a_dependency_or_the_message_says_how(
