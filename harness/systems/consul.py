@@ -12,7 +12,7 @@ Seen with 1.14.11:
 - With `read=default` a leader that was paused for as long as an election takes has answered some of the requests that
   had piled up before it noticed that its lease was over: 3 of 6 runs of `--workload register --nemesis pause=@leader
   --nemesis-interval 2` or 3 with `--concurrency 60 --rate 2000 --operation-timeout 5` or 6 were not linearizable, and
-  0 of 3 with 200 clients. No run with `--nemesis partition=leader` was: the lease ends before an election can.
+  0 of 3 with 200 clients, nor the one with `--nemesis partition=leader`: the lease ends before an election can.
 - A server does not sync its `node-id` file. If it loses power soon after its first start, the file is empty, and the
   server refuses to start ("NodeID in … is invalid"), although its Raft log is whole (`--nemesis power=crash`). With
   `node_id=configured` its identity comes from the configuration instead.
