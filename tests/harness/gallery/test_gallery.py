@@ -75,9 +75,9 @@ def test_an_anomaly_that_is_not_counted_is_looked_for_in_the_reason() -> None:
 
 
 def test_the_place_of_the_store_is_not_published() -> None:
-    said = "NodeID in /home/me/store/kv-set-power/20260131T000000Z/nodes/n1/data/node-id is invalid"
+    said = "NodeID in /srv/kept/kv-set-power/20260131T000000Z/nodes/n1/data/node-id is invalid"
     kept = run_of(LOSES, results(False, reason=said))["reason"]
-    assert kept.endswith("NodeID in nodes/n1/data/node-id is invalid") and "/home" not in kept
+    assert kept.endswith("NodeID in nodes/n1/data/node-id is invalid") and "/srv" not in kept
 
 
 def test_a_finding_is_met_by_four_of_five_runs_and_a_control_by_all() -> None:
