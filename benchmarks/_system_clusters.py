@@ -47,13 +47,13 @@ LAB = [sys.executable, str(ROOT / "scripts" / "lab.py")]
 
 
 WHY = (
-    "On `local` all hosts share one machine: programs that listen on all of its addresses (RocketMQ's, and RabbitMQ's "
-    "epmd) conflict with each other or with the link proxies, and a program that learns a peer's address from the "
+    "On `local` all hosts share one machine: programs that listen on all of its addresses (RocketMQ's, and RabbitMQ's"
+    " epmd) conflict with each other or with the link proxies, and a program that learns a peer's address from the "
     "kernel and passes it on makes others bypass the proxies (Redis Sentinel), as does one that tells others its own "
-    "address (Cassandra). Galera's members tell each other at which address they reached whom; if every link is a "
-    "proxy a member has several addresses, and a member that meets another at a second address takes it for two with "
-    "the same UUID and exits (mariadb). Use netns, docker, ssh or vagrant for such systems. Container images contain "
-    "only what was put into them: that of the laboratory has no apt.",
+    "address (Cassandra, Consul). Galera's members tell each other at which address they reached whom; if every link "
+    "is a proxy a member has several addresses, and a member that meets another at a second address takes it for two "
+    "with the same UUID and exits (mariadb). Use netns, docker, ssh or vagrant for such systems. Container images "
+    "contain only what was put into them: that of the laboratory has no apt.",
 )
 
 

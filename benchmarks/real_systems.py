@@ -35,6 +35,7 @@ LOAD_S = 60
 
 SAFE: Mapping[str, str] = {
     "cassandra": "--workload cas-register --nodes 3 --nemesis-interval 15",
+    "consul": "--workload cas-register --nodes 3",
     "etcd": "--workload cas-register",
     "hazelcast": "--workload cas-register --nodes 3 --nemesis-interval 10",
     "kafka": "--workload log --set workload.polls=eventual --nemesis-interval 10",

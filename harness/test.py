@@ -112,7 +112,7 @@ class Test:
     @property
     def name(self) -> str:
         """The folder of the store for runs of this kind."""
-        faults = "+".join(choice.name for choice in self.nemesis) or "none"
+        faults = "+".join(dict.fromkeys(choice.name for choice in self.nemesis)) or "none"
         if self.nemesis_schedule is not None:
             faults = "schedule"
         name = f"{self.system_name}-{self.workload}-{faults}"  # a file may have any name, the store's folders may not

@@ -25,7 +25,10 @@ def mechanism_lines(system_class: Any, settings: Mapping[str, str], mechanism: s
     except HarnessError as error:
         return [f"{name}: cannot find out what its replicas run: {error}"]
     if not commands:
-        return [f"{name}: the programs of its replicas are not on this machine yet: the first run fetches them"]
+        return [
+            f"{name}: the programs of its replicas are not on this machine yet: whether disk, power and clock faults "
+            "reach them is known once the first run has fetched them"
+        ]
     return [_line(program, argv, mechanism) for program, argv in commands.items()]
 
 

@@ -41,7 +41,7 @@ from harness.systems.base import (
 )
 from nemesis.forms import expand_variant, split_variant
 from nemesis.mechanisms.launcher.programs import judge
-from nemesis.mechanisms.reach import AUTO, PRELOAD, mechanism_for
+from nemesis.mechanisms.reach import AUTO, PRELOAD, kind_in_words, mechanism_for
 from nemesis.protocol import AsksForLeader, Nemesis
 from nemesis.target import (
     ABILITIES,
@@ -110,10 +110,9 @@ def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechan
         return None
     if all(kind is None or (mechanism == AUTO and mechanism_for(kind) == PRELOAD) for kind in kinds):
         return None
-    return (
-        "its programs' clocks are changed in the vDSO, which covers only the wall clock: use --mechanism preload if it "
-        "reaches them"
-    )
+    unsure = [kind_in_words(kind) for kind in kinds if kind is not None and mechanism_for(kind) != PRELOAD]
+    mend = f"--mechanism preload may not reach them: one is {unsure[0]}" if unsure else "use --mechanism preload"
+    return f"its programs' clocks are changed in the vDSO, which covers only the wall clock: {mend}"
 
 
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:

@@ -481,6 +481,39 @@ _CASSANDRA_MIXED = Finding(
     link="https://docs.datastax.com/en/ddac/doc/datastax_enterprise/dbInternals/dbIntLtwtTransactions.html",
 )
 
+_CONSUL_READ = Finding(
+    name="consul-stale-reads",
+    title="In the mode stale a server answers reads from its own state, which is behind even without a fault",
+    version="Consul 1.14.11",
+    options="--system consul --nodes 3 --workload register --nemesis partition --time-limit 20",
+    finding="--set read=stale",
+    control="--set read=consistent",
+    control_says="the leader answers, after it has asked a quorum whether it still leads",
+    check="linearizable",
+    names=("read",),
+    promised="The documentation says that any server may answer such reads, and that there is no limit to how old what "
+    "they return may be.",
+    reported="Consul's own documentation of its consistency modes",
+    link="https://developer.hashicorp.com/consul/api-docs/features/consistency",
+)
+
+_CONSUL_ID = Finding(
+    name="consul-node-id-power-loss",
+    title="A server that loses power soon after its first start has lost its identity and never starts again",
+    version="Consul 1.14.11",
+    options="--system consul --nodes 3 --workload register --nemesis power=crash@all --time-limit 10",
+    finding="--set node_id=generated",
+    control="--set node_id=configured",
+    control_says="each server's identity is in its configuration, so that none is read from the file that was not "
+    "synced; the Raft log is whole",
+    check="recovers",
+    names=("failed to setup node ID",),
+    promised="The documentation says that the generated ID is persisted in the data directory, so that it remains the "
+    "same across restarts.",
+    reported="hashicorp/consul #3489, September 2017, after a forced reboot",
+    link="https://github.com/hashicorp/consul/issues/3489",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
@@ -488,6 +521,7 @@ FINDINGS: Mapping[str, Finding] = {
         _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
         _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ, _HAZELCAST_LOCK, _HAZELCAST_RETRY, _TARANTOOL_READ,
         _TARANTOOL_ACK, _TARANTOOL_ROWS, _CASSANDRA_CLOCK, _CASSANDRA_ONE, _CASSANDRA_POWER, _CASSANDRA_MIXED,
+        _CONSUL_READ, _CONSUL_ID,
     )
 }  # fmt: skip
 """Findings by name, in the order in which they are listed and run."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ _WHAT_TO_DO = "use one written by harness gallery run"
 _TEXTS = ("version", "day", "cluster")
 _RUN_TEXTS, _RUN_NUMBERS = ("outcome", "reason"), ("ok", "faults", "proven")
 
+_PLACE = re.compile(r"/\S*/(?=nodes/)")
+"""Where a run was stored, in front of a file of a node. Only the part behind it means anything to others."""
+
 Record = Mapping[str, Any]
 
 
@@ -43,7 +47,7 @@ def run_of(finding: Finding, results: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seed": results["seed"],
         "outcome": outcome_of(finding, results),
-        "reason": results["reason"],
+        "reason": _PLACE.sub("", results["reason"]),
         "ok": results["ops"]["ok"],
         "faults": len(faults),
         "proven": sum(bool(fault["proven"] and fault["healed"]) for fault in faults),

@@ -251,7 +251,7 @@ def _sentence(
     reason = clip(results.get("reason") or "", 600)
     if verdict == "invalid":
         text = clip(witnesses[0][1].text or reason) if witnesses else reason
-        return _capital(_without_times(text)) or "A check failed"
+        return _capital(_arrows(_without_times(text))) or "A check failed"
     if verdict == "unknown":
         return _capital(reason) or "No reason was recorded"
     completed = sum(data.total(kind) for kind in OUTCOMES)
@@ -274,6 +274,11 @@ _SPAN = re.compile(r" \((?:from )?\d[\d.]* s[^()]*\)")
 def _without_times(text: str) -> str:
     """A checker's sentence as a headline, without times in parentheses; the paragraph below it has them."""
     return _SPAN.sub("", text)
+
+
+def _arrows(text: str) -> str:
+    """`->` as one character, as in the tables: a browser breaks lines behind its hyphen."""
+    return text.replace("->", "→")
 
 
 def _capital(text: str) -> str:
@@ -368,7 +373,7 @@ def _witness_view(
         "name": name,
         "anchor": anchor_of(name).replace("check-", "contradiction-", 1),
         "witness": witness,
-        "text": _capital(clip(witness.text, 1200)),
+        "text": _capital(_arrows(clip(witness.text, 1200))),
         "drawing": timeline(witness, neighbours, faults),
         "neighbours": len(neighbours),
         "reasons": [edge for edge in witness.edges if edge.reason][:16],

@@ -49,11 +49,15 @@ __all__ = [
 FETCH_TIMEOUT_S = 900.0
 """For one recipe: some hundred megabytes over a slow line. A hanging registry must not hang the harness."""
 
+BUILD_TIMEOUT_S = 3600.0
+"""For a program that is built from source: Consul takes seven minutes on two idle cores."""
+
 OLD_COPY_S = 86400.0
 """Age after which an outdated copy of the user's own files is assumed to be unused."""
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
+_REPLACES = "contains one or more replace directives"
 ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
 """Start of an error line of the registries' clients. Not pip's `ERROR: Exception:`, which begins a traceback whose last
 line is the error."""
@@ -66,6 +70,8 @@ class Recipe(ABC):
     what: tuple[str, ...]
 
     kind = ""
+    effort = "fetching"
+    """What `fetch` does, for the line that is printed before it."""
 
     @property
     def on_host(self) -> Sequence[Sequence[str]]:
@@ -201,24 +207,46 @@ class _Npm(Recipe):
 @dataclass(frozen=True)
 class _Go(Recipe):
     cgo: bool = False
+    ignore_replace: bool = False
 
     kind = "go"
+    effort = "fetching and building (a large program takes minutes)"
 
     def _depends_on(self) -> Sequence[str]:
-        return ("cgo",) if self.cgo else ()
+        return (*(("cgo",) if self.cgo else ()), *(("ignore_replace",) if self.ignore_replace else ()))
 
     def fetch(self, directory: str) -> None:
-        """See Recipe. Without a C compiler Go itself leaves the C parts of a program out and reports no error."""
-        go = _program(self, "go")
-        environment = {"GOBIN": os.path.join(directory, "bin"), "GOFLAGS": "-modcacherw"}
+        """See Recipe. Without a C compiler Go itself leaves the C parts of a program out and reports no error. Without
+        `cgo` they are left out on every machine, so that a recipe means one program: static, for every image."""
+        go, programs = _program(self, "go"), os.path.join(directory, "bin")
+        environment = {"GOBIN": programs, "GOFLAGS": "-modcacherw", "CGO_ENABLED": "1" if self.cgo else "0"}
         if self.cgo:
             compiler = (_call(self, [go, "env", "CC"]).split() or ["gcc"])[0]
             if find_program(compiler) is None:
                 wanted = "it needs cgo, and so a C compiler"
                 raise OperatorError(f"install {self}: {wanted}: {compiler} is not installed on this machine")
-            environment["CGO_ENABLED"] = "1"
         for module in self.what:
-            _call(self, [go, "install", module], environment=environment)
+            if self.ignore_replace:
+                self._build_as_dependency(go, module, programs, environment)
+                continue
+            try:
+                _call(self, [go, "install", module], environment=environment, timeout_s=BUILD_TIMEOUT_S)
+            except OperatorError as error:
+                if _REPLACES not in str(error):
+                    raise
+                mend = "go(..., ignore_replace=True) builds it with the versions that it requires instead"
+                raise OperatorError(
+                    f"install {self}: go install refuses it, as its go.mod has replace directives: {mend}"
+                ) from None
+
+    def _build_as_dependency(self, go: str, module: str, programs: str, environment: Mapping[str, str]) -> None:
+        """Go obeys replace directives only in the main module, so the program's module must not be it."""
+        with scratch_directory("project") as main:
+            _call(self, [go, "mod", "init", "splitbrain.invalid/build"], cwd=main, environment=environment)
+            _call(self, [go, "get", module], cwd=main, environment=environment)
+            os.makedirs(programs, exist_ok=True)
+            build = [go, "build", "-o", programs + os.sep, module.partition("@")[0]]
+            _call(self, build, cwd=main, environment=environment, timeout_s=BUILD_TIMEOUT_S)
 
 
 class _Path(Recipe):
@@ -276,10 +304,11 @@ def npm(*packages: str) -> Recipe:
     return _Npm(packages)
 
 
-def go(*modules: str, cgo: bool = False) -> Recipe:
+def go(*modules: str, cgo: bool = False, ignore_replace: bool = False) -> Recipe:
     """Programs built from Go modules: `go("example.org/cmd/server@v1.2.3")`. `cgo=True` is for programs with parts in
-    C: it requires a C compiler."""
-    return _Go(modules, cgo)
+    C: it requires a C compiler. `ignore_replace=True` is for a module whose go.mod replaces others, which `go install`
+    refuses: the program is built with the versions that its go.mod requires."""
+    return _Go(modules, cgo, ignore_replace)
 
 
 def path(*files: str) -> Recipe:
@@ -394,7 +423,12 @@ def _program(recipe: Recipe, name: str) -> str:
 
 
 def _call(
-    recipe: Recipe, argv: Sequence[str], *, cwd: str | None = None, environment: Mapping[str, str] | None = None
+    recipe: Recipe,
+    argv: Sequence[str],
+    *,
+    cwd: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = FETCH_TIMEOUT_S,
 ) -> str:
     try:
         done = subprocess.run(
@@ -405,10 +439,10 @@ def _call(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=FETCH_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        raise OperatorError(f"install {recipe}: {argv[0]} took more than {FETCH_TIMEOUT_S:g} s") from None
+        raise OperatorError(f"install {recipe}: {argv[0]} took more than {timeout_s:g} s") from None
     if done.returncode != 0:
         output = (done.stderr or done.stdout).replace("\n\t", " ")  # go continues a line behind a tab
         said = [line.strip() for line in output.splitlines() if line.strip()]

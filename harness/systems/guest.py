@@ -956,7 +956,7 @@ class GuestSystem:
             say(f"note: {hint}")
         for recipe in recipes_of(cls.plugin.system_class, cls._with_defaults(settings)):
             if not is_fetched(recipe):
-                say(f"install: fetching {recipe} into {cache_directory()}")
+                say(f"install: {recipe.effort} {recipe} into {cache_directory()}")
             fetched(recipe)
 
     def long_request(self, host: str) -> LongRequest:

@@ -103,7 +103,7 @@ def test_doctor_says_which_mechanism_reaches_a_program(monkeypatch: pytest.Monke
 
 def test_doctor_says_if_the_programs_of_a_system_are_not_yet_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is known only once they are started" in doctor_programs.mechanism_lines(KillOnly, {})[0]
-    assert "the first run fetches them" in doctor_programs.mechanism_lines(WithPrograms, {})[0]
+    assert "once the first run has fetched them" in doctor_programs.mechanism_lines(WithPrograms, {})[0]
     broker = doctor_programs.mechanism_lines(registry.load("systems", "broker"), {})
     assert len(broker) == 1 and broker[0].startswith(f"broker: {sys.executable} is ")
 
@@ -113,7 +113,7 @@ def test_programs_are_named_unless_the_first_run_has_to_fetch_them(
 ) -> None:
     monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
     etcd = registry.load("systems", "etcd")
-    assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("the first run fetches them")
+    assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("once the first run has fetched them")
     toy = registry.load("systems", "toy")  # its program is already on this machine
     [line] = doctor_programs.mechanism_lines(toy, {})
     assert line.startswith("toy: ") and "python" in line

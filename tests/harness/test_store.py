@@ -19,7 +19,7 @@ from harness import cli
 from harness.errors import OperatorError
 from harness.history_writer import read_history
 from harness.store import RunStatus, Store, StoreError, require_writable
-from harness.test import Test
+from harness.test import NemesisChoice, Test
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -100,6 +100,15 @@ def test_a_system_in_a_file_of_any_name_has_a_folder(store, file, name):
         time_limit_s=10, concurrency=1, rate=10, seed=1,
     )  # fmt: skip
     assert store.create(test.name).name.partition("/")[0] == name
+
+
+def test_a_folder_names_a_nemesis_once_even_if_several_of_its_forms_were_asked_for():
+    words = ("power=cut", "kill", "power=crash")
+    test = Test(
+        system="kv", cluster="local", nodes=3, workload="set", nemesis=tuple(map(NemesisChoice.parse, words)),
+        nemesis_interval_s=5, time_limit_s=10, concurrency=1, rate=10, seed=1,
+    )  # fmt: skip
+    assert test.name == "kv-set-power+kill"
 
 
 def test_find_accepts_latest_tests_runs_and_paths(store):

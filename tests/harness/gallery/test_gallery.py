@@ -74,6 +74,12 @@ def test_an_anomaly_that_is_not_counted_is_looked_for_in_the_reason() -> None:
     assert outcome_of(stale, results(False, reason="Key 1: write(3) is not possible")) == "invalid"
 
 
+def test_the_place_of_the_store_is_not_published() -> None:
+    said = "NodeID in /srv/kept/kv-set-power/20260131T000000Z/nodes/n1/data/node-id is invalid"
+    kept = run_of(LOSES, results(False, reason=said))["reason"]
+    assert kept.endswith("NodeID in nodes/n1/data/node-id is invalid") and "/srv" not in kept
+
+
 def test_a_finding_is_met_by_four_of_five_runs_and_a_control_by_all() -> None:
     assert is_met("finding", {"found": 4, "valid": 1}) and not is_met("finding", {"found": 3, "valid": 1})
     assert is_met("control", {"valid": 5}) and not is_met("control", {"valid": 4, "unknown": 1})

@@ -124,6 +124,15 @@ def test_an_invalid_run_shows_the_contradiction(run):
     assert page.text.index("The contradiction") < page.text.index("Over time")
 
 
+def test_what_an_operation_returned_is_not_split_by_the_end_of_a_line(run):
+    witness = runs.make_witness()
+    witness["text"] = "process 7's read() -> 17 was stale"
+    witness["edges"][0]["reason"] = "the read() -> 18 returned first"
+    page = report(run, invalid_results(witness=witness), operations=4000)
+    assert headline(page)[1] == "Process 7's read() → 17 was stale"
+    assert "the read() → 18 returned first" in page.text and "->" not in page.text
+
+
 def test_an_explained_violation_is_told_apart_from_the_contradiction(run):
     points = [{"at_s": at_s, "intervention": "heal", "fails": at_s, "holds": 9 - at_s} for at_s in (0, 9)]
     (run.path / "explain.json").write_text(json.dumps({"points": points, "jump": None}))

@@ -178,11 +178,13 @@ def test_a_program_that_needs_cgo_is_built_with_it_or_the_missing_compiler_is_na
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[str | None] = []
+    limits_s = set[float]()
 
     def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if argv[1:] == ["env", "CC"]:
             return subprocess.CompletedProcess(argv, 0, "some-cc -m64\n", "")
         built.append(options["env"].get("CGO_ENABLED"))
+        limits_s.add(options["timeout"])
         return subprocess.CompletedProcess(argv, 0, "", "")
 
     monkeypatch.delenv("CGO_ENABLED", raising=False)
@@ -194,7 +196,32 @@ def test_a_program_that_needs_cgo_is_built_with_it_or_the_missing_compiler_is_na
         fetched(native)
     monkeypatch.setattr(install, "find_program", lambda name: f"/usr/bin/{name}")
     fetched(native)  # not the plain one from the cache
-    assert built == [None, "1"]
+    assert built == ["0", "1"]  # the same program on a machine without a compiler
+    assert limits_s == {install.BUILD_TIMEOUT_S} and "building" in plain.effort
+
+
+def test_a_program_whose_go_mod_replaces_modules_is_built_as_a_dependency_or_the_message_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    directories = set[str | None]()
+
+    def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if argv[1] == "install":
+            said = "The go.mod file for the module providing named packages contains one or more replace directives."
+            return subprocess.CompletedProcess(argv, 1, "", f"go: {argv[2]} (in {argv[2]}): {said}")
+        calls.append(tuple(argv[1:3]) if argv[1] != "build" else ("build", argv[-1]))
+        directories.add(options["cwd"])
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr(install, "find_program", lambda name: f"/usr/bin/{name}")
+    with pytest.raises(OperatorError, match=r"has replace directives: go\(\.\.\., ignore_replace=True\)"):
+        fetched(go("example.org/kv/cmd@v1"))
+    assert calls == []
+    fetched(go("example.org/kv/cmd@v1", ignore_replace=True))
+    assert calls == [("mod", "init"), ("get", "example.org/kv/cmd@v1"), ("build", "example.org/kv/cmd")]
+    assert len(directories) == 1 and None not in directories  # a module of its own, whose replacements are none
 
 
 def test_a_full_disk_is_reported_with_where_to_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Write = Callable[[str], str]
 HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, go, path, pip\n"
 BUILT_IN = {
     "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 234, "postgres": 200, "mariadb": 236,
-    "patroni": 155, "hazelcast": 270, "tarantool": 135, "cassandra": 183,
+    "patroni": 155, "hazelcast": 270, "tarantool": 135, "cassandra": 183, "consul": 170,
 }  # fmt: skip
 """System -> the maximum number of lines of its plug-in, empty ones not counted."""
 
