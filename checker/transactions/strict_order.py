@@ -190,6 +190,9 @@ class _Search:
         second = self._state.get(key, NOTHING)[1]
         while second >= 0 and key in self._reads[second]:
             second = self._versions.writer.get((key, self._reads[second][key]), -1)
+        return self._learn(first, second)
+
+    def _learn(self, first: int, second: int) -> int | None:
         if second < 0 or first in self._after[second]:
             return None
         self._after[second].add(first)

@@ -112,6 +112,44 @@ def _read_of_an_old_write(events: list[dict[str, Any]]) -> dict[str, Any]:
     raise AssertionError("there is none")
 
 
+CROWDED = ((False, 2), (False, 3), (True, 0))
+"""Histories of 40 clients, whether transactions read first and the seed, in which the first guess leads nowhere."""
+
+
+def _crowded() -> list[bool]:
+    found = []
+    for reads_first, seed in CROWDED:
+        events = database_run(random.Random(seed), 2_000, clients=40, reads_first=reads_first, crash=0.05)
+        transactions, _, _, versions = _built(History.from_events(events))
+        found.append(has_strict_order(transactions, versions))
+    return found
+
+
+def test_dead_ends_teach_which_writer_should_have_waited() -> None:
+    assert _crowded() == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "expected"),
+    [
+        ("_learned", lambda search, row: None, [False, False, False]),
+        ("_blocked", lambda search, row: None, [False, True, True]),
+        (
+            "_put_before",
+            lambda search, first, key: search._learn(first, search._state.get(key, (None, -1))[1]),
+            [True, False, False],
+        ),
+        ("_deadlines", lambda search, versions: list(search._returned), [False, True, True]),
+    ],
+)
+def test_each_part_of_the_search_decides_some_history(
+    monkeypatch: pytest.MonkeyPatch, part: str, instead: Any, expected: list[bool]
+) -> None:
+    """Without it that history is left open; an order that is found is one in any case."""
+    monkeypatch.setattr(strict_order._Search, part, instead)
+    assert _crowded() == expected
+
+
 def test_an_order_that_was_given_up_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     events = database_run(random.Random(1), 1_500, clients=5, reads_first=False)
     monkeypatch.setattr(strict_order, "MAX_EXECUTED", 0)
