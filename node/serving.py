@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from node.broker.controller import BrokerController
 from node.config import BrokerConfig, split_address
+from node.dledger import DLedgerServer
+from node.dledger.tracing import trace_member
 from node.mutants.switch import mutate_broker
 from node.runtime import Runtime
 
@@ -36,6 +38,8 @@ async def serve_broker(
     """
     broker = BrokerController(config, runtime)
     mutate_broker(config.mutant, broker)
+    if config.trace_file and isinstance(broker.ledger, DLedgerServer) and runtime.open_lines is not None:
+        trace_member(broker.ledger, runtime.open_lines(config.trace_file))
     if on_made is not None:
         on_made(broker)
     await broker.start()
