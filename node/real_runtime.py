@@ -147,8 +147,8 @@ class RealFile:
 
 
 class RealLineFile:
-    """A file of lines. Each is handed to the system in one call, before `append` returns; that takes microseconds, since
-    it only copies into the page cache. Where a killed process has left half a line, a new one begins."""
+    """A file of lines. Each is handed to the system before `append` returns; that takes microseconds, since it is only
+    copied into the page cache. Behind half a line, which a killed process may leave, a new line begins."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -303,5 +303,9 @@ def real_runtime(seed: int | None = None) -> Runtime:
     """A runtime on this machine. `seed` makes its random numbers repeatable; None takes the system's entropy."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Runtime(
-        clock=RealClock(), disk=RealDisk(), random=random.Random(seed), memory_bytes=memory_bytes, open_lines=RealLineFile
+        clock=RealClock(),
+        disk=RealDisk(),
+        random=random.Random(seed),
+        memory_bytes=memory_bytes,
+        open_lines=RealLineFile,
     )

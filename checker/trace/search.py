@@ -85,9 +85,7 @@ def check_traces(
 
 
 class _Search:
-    def __init__(
-        self, model: TraceModel, traces: Sequence[Trace], *, max_states: int, timeout_s: float | None
-    ) -> None:
+    def __init__(self, model: TraceModel, traces: Sequence[Trace], *, max_states: int, timeout_s: float | None) -> None:
         self._model = model
         self._sources: list[Sequence[Event]] = [trace.events for trace in traces]
         self._hints = [_hints(trace.events) for trace in traces]

@@ -182,11 +182,13 @@ def _node_settings(settings: Mapping[str, str]) -> list[str]:
 
 def _dledger(cluster: Cluster, host: str, settings: Mapping[str, str]) -> Sequence[str]:
     own = f"{cluster.bind_address(host)}:{DLEDGER_PORT}"
-    is_traced = settings["trace"] == "on" and isinstance(cluster, KeepsLogs)
+    trace = []
+    if settings["trace"] == "on" and isinstance(cluster, KeepsLogs):
+        trace = [f'trace_file = "{cluster.log_path(host, TRACE_NAME)}"']
     return [
         "[dledger]",
         f'listen = "{own}"',
-        *([f'trace_file = "{cluster.log_path(host, TRACE_NAME)}"'] if is_traced else []),
+        *trace,
         f"members_may_change = {'true' if settings['members_may_change'] == 'on' else 'false'}",
         "[dledger.peers]",
         *(

@@ -191,9 +191,7 @@ def _observe_elections(ledger: DLedgerServer, trace: MemberTrace) -> None:
     for name in ("record_vote", "change_term"):
         _around(state, name, after=trace.vote_is_durable)
     _around(state, "become_leader", after=lambda: trace.write("lead", term=state.term, group=list(state.members.ids)))
-    _around(
-        state, "become_follower", after=lambda: trace.write("follow", term=state.term, leader=state.leader_id)
-    )
+    _around(state, "become_follower", after=lambda: trace.write("follow", term=state.term, leader=state.leader_id))
     _around(state, "become_candidate", after=lambda: trace.write("candidate", term=state.term))
     _around(elector, "_collect_votes", before=lambda: trace.write("stand", term=state.term))
     ask: Any = ledger.peers.vote

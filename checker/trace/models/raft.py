@@ -1,6 +1,6 @@
 """Raft, as the node of this project runs it, as a model of its replicas' traces.
 
-What the replicas log (``node/dledger/tracing.py``); every event also has the fields that ``checker.trace.events`` names:
+What the replicas log (``node/dledger/tracing.py``), besides the fields that ``checker.trace.events`` names:
 
     start     a process has recovered: term, vote, last, last_term, last_crc, commit, group, group_index, sync,
               may_change
@@ -30,8 +30,8 @@ What must hold (numbers of sections are those of Ongaro's thesis):
     matching      entries come from the leader of their term, and behind the same entries as there
     appending     a leader removes nothing; a follower removes nothing committed, nothing that it has acknowledged in
                   this term, and nothing that its leader has too
-    commitment    a leader commits entries of its own term that a majority has acknowledged (3.6.2); a follower what some
-                  leader has committed; no two commit different entries; a client hears of nothing else
+    commitment    a leader commits entries of its own term that a majority has acknowledged (3.6.2); a follower what
+                  some leader has committed; no two commit different entries; a client hears of nothing else
     durability    what was acknowledged was synced, and what was synced is there after a restart; what had been removed
                   durably is not.  Entries that were not synced may be lost
     membership    a group changes by one member at a time, after the leader's own entry and the change before are
@@ -209,10 +209,10 @@ def _start(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     if commit > last:
         raise _Refused(f"{name} starts with {commit} as its committed index, and its log ends at {last}")
     group = log.group or Group(-1, replica.configured)
-    if replica.begins_at == 0 and (_number(event, "group_index"), _names(event, "group")) != (group.index, group.members):
-        raise _Refused(
-            f"{name} starts with the group {_listed(_names(event, 'group'))}, but its log says {_listed(group.members)}"
-        )
+    found = Group(_number(event, "group_index"), _names(event, "group"))
+    if replica.begins_at == 0 and found != group:
+        said = f"its log says {_listed(group.members)}"
+        raise _Refused(f"{name} starts with the group {_listed(found.members)}, but {said}")
     votes = replica.votes if vote is None else (*replica.votes, (term, vote))
     return _with(
         state,
@@ -301,9 +301,7 @@ def _check_restriction(state: RaftState, replica: _Replica, term: int, candidate
     logs = [log for each, log in other.stands if each == term]
     if not any(log.is_at_least(replica.log) for log in logs):
         has = f"whose log ends with {logs[-1]}" if logs else "which has not asked for votes in it"
-        raise _later(
-            f"{replica.name}, whose log ends with {replica.log}, votes in term {term} for {candidate}, {has}"
-        )
+        raise _later(f"{replica.name}, whose log ends with {replica.log}, votes in term {term} for {candidate}, {has}")
 
 
 def _stand(state: RaftState, replica: _Replica, event: Event) -> RaftState:
@@ -328,10 +326,10 @@ def _lead(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     if before is not None:
         others = f"{before.name} and {name} both lead" if before.name != name else f"{name} leads for the second time"
         raise _Refused(f"{others} term {term}")
-    if replica.begins_at == 0 and _names(event, "group") != group.members:
-        counted = _listed(_names(event, "group"))
-        raise _Refused(f"{name} leads term {term} and counts {counted}, but by its log the group is {_listed(group.members)}")
     members = _names(event, "group")
+    if replica.begins_at == 0 and members != group.members:
+        said = f"by its log the group is {_listed(group.members)}"
+        raise _Refused(f"{name} leads term {term} and counts {_listed(members)}, but {said}")
     own = {name} if replica.ever_voted(term, name) else frozenset()
     voters = (replica.granted | own) & members
     if len(voters) < len(members) // 2 + 1:
@@ -371,9 +369,8 @@ def _candidate(state: RaftState, replica: _Replica, event: Event) -> RaftState:
 
 def _append(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     first, term = _number(event, "first"), _number(event, "term")
-    if replica.log is not EMPTY or first != replica.begins_at:
-        if first != replica.log.index + 1:
-            raise _Refused(f"{replica.name} appends entry {first} behind entry {replica.log.index}")
+    if (replica.log is not EMPTY or first != replica.begins_at) and first != replica.log.index + 1:
+        raise _Refused(f"{replica.name} appends entry {first} behind entry {replica.log.index}")
     if replica.role == LEADER:
         return _append_as_leader(state, replica, event, term)
     if replica.role != FOLLOWER:
@@ -425,7 +422,7 @@ def _check_change(replica: _Replica, index: int, members: frozenset[str]) -> Non
     if group.members == members:
         return  # restated
     if group.index > replica.commit.index:
-        raise _Refused(f"{name} changes the group by entry {index} before the change by entry {group.index} is committed")
+        raise _Refused(f"{name} changes the group by entry {index} before its change by {group.index} is committed")
     if replica.commit.term != replica.term:
         raise _Refused(f"{name} changes the group by entry {index} before it has committed an entry of its own term")
 
@@ -463,7 +460,8 @@ def _cut(state: RaftState, replica: _Replica, event: Event) -> RaftState:
 def _reset(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     first = _number(event, "first")
     if first <= replica.commit.index:
-        raise _Refused(f"{replica.name} begins its log again at {first}, but has committed up to {replica.commit.index}")
+        committed = replica.commit.index
+        raise _Refused(f"{replica.name} begins its log again at {first}, but has committed up to {committed}")
     if replica.role != FOLLOWER:
         raise _Refused(f"{replica.name} begins its log again at {first} as a {replica.role}")
     ghosts = (*replica.ghosts, replica.log)
@@ -487,7 +485,7 @@ def _ack(state: RaftState, replica: _Replica, event: Event) -> RaftState:
         raise _Refused(f"{name} acknowledges entry {last}, but has synced only up to {replica.synced.index}")
     entry = replica.log.at(last)
     if not _is_leaders(state, term, entry):
-        raise _Refused(f"{name} acknowledges entry {last} to {replica.leader}, but has {entry}, which is not its leader's")
+        raise _Refused(f"{name} acknowledges {entry} to {replica.leader}, whose log does not have it")
     if last <= replica.acked_in(term).index:
         return state
     acks = replica.acks[:-1] if replica.acks and replica.acks[-1][0] == term else replica.acks
@@ -500,8 +498,8 @@ def _acked(state: RaftState, replica: _Replica, event: Event) -> RaftState:
         raise _Refused(f"{replica.name} counts an acknowledgement of {member} as a {replica.role}")
     if _replica(state, member).ever_acked(replica.term).index < last:
         raise _later(
-            f"{replica.name} takes entry {last} for acknowledged by {member} in term {replica.term}, and {member} has not"
-            " acknowledged it"
+            f"{replica.name} takes entry {last} for acknowledged by {member} in term {replica.term}, and {member} has "
+            "not acknowledged it"
         )
     others = tuple(each for each in replica.marks if each[0] != member)
     return _with(state, replace(replica, marks=(*others, (member, last))))
@@ -551,8 +549,9 @@ def _commit_as_leader(state: RaftState, replica: _Replica, entry: Entry) -> Raft
 def _answer(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     last = _number(event, "last")
     if last > replica.commit.index:
+        committed = replica.commit.index
         raise _Refused(
-            f"{replica.name} tells a client that entry {last} is committed, but has committed up to {replica.commit.index}"
+            f"{replica.name} tells a client that entry {last} is committed, but has committed up to {committed}"
         )
     return state
 

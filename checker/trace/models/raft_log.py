@@ -39,8 +39,9 @@ class Entry:
         self.crc = crc
         self.parent: Entry = self if parent is None else parent
         before = self.parent
-        is_merged = parent is not None and before.index - before.jump.index == before.jump.index - before.jump.jump.index
-        self.jump: Entry = before.jump.jump if is_merged else before
+        self.jump: Entry = before
+        if parent is not None and before.index - before.jump.index == before.jump.index - before.jump.jump.index:
+            self.jump = before.jump.jump
         inherited = None if parent is None else parent.group
         self.group: Group | None = inherited if members is None else Group(index, members)
 

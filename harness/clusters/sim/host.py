@@ -20,8 +20,8 @@ from harness.clusters.sim.clock import SimClock
 from harness.clusters.sim.disk import SimDisk
 from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.lane import LANE, Lane
-from harness.clusters.sim.logs import HostLog
 from harness.clusters.sim.line_file import SimLineFile
+from harness.clusters.sim.logs import HostLog
 from harness.clusters.sim.process_disk import ProcessDisk
 from node.runtime import Runtime
 
