@@ -115,7 +115,7 @@ def parse_trace(lines: Iterable[bytes | str], *, name: str = "") -> Trace:
         torn = 0
         if seq is not None:
             if seq not in (0, next_seq):
-                problem = problem or f"before line {number} there are {_count(seq, next_seq)} missing"
+                problem = problem or f"before line {number} {_count(seq, next_seq)} missing"
             next_seq = seq + 1 if isinstance(seq, int) else 0
         if event.name == FULL:
             is_full = True
@@ -174,5 +174,5 @@ _OWN = frozenset({"node", "event", "seq", "time", "id", "after"})
 
 def _count(seq: Any, expected: int) -> str:
     if isinstance(seq, int) and not isinstance(seq, bool) and seq > expected:
-        return f"{seq - expected} lines"
-    return "lines"
+        return "1 line is" if seq == expected + 1 else f"{seq - expected} lines are"
+    return "lines are"
