@@ -81,7 +81,7 @@ class MemberTrace:
         except OSError as error:
             if not self._has_complained:
                 self._has_complained = True
-                logger.error("%s: %s", INCOMPLETE, error)
+                logger.error("%s: %s", INCOMPLETE, error.strerror or error)
 
     def started(self) -> None:
         """The member has recovered and is about to listen."""

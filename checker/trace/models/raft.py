@@ -35,7 +35,8 @@ What must hold (numbers of sections are those of Ongaro's thesis):
     durability    what was acknowledged was synced, and what was synced is there after a restart; what had been removed
                   durably is not.  Entries that were not synced may be lost
     membership    a group changes by one member at a time, after the leader's own entry and the change before are
-                  committed (4.1 and its correction); who is outside the committed group commits nothing more
+                  committed (4.1 and its correction); a leader that has committed its own removal commits nothing that
+                  it appended after that
 
 The state keeps everything that was ever said, so events of different replicas commute: each check is made by whichever
 of two events comes second, and what an event needs from another replica stays true once it is.  Every event may
@@ -86,6 +87,8 @@ class _Replica:
     """(term, newest entry) that it has acknowledged to the leader of a term, by term."""
     marks: tuple[tuple[str, int], ...] = ()
     """While it leads: (member, index) of the newest acknowledgement that it got from each."""
+    removed_at: int | None = None
+    """While it leads: the end of its log when it had committed that it does not belong to the group any more."""
 
     @property
     def group(self) -> Group:
@@ -341,7 +344,7 @@ def _lead(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     place = sum(each.term < term for each in state.leaders)
     return _with(
         state._replace(leaders=(*state.leaders[:place], leader, *state.leaders[place:])),
-        replace(replica, role=LEADER, leader=name, marks=()),
+        replace(replica, role=LEADER, leader=name, marks=(), removed_at=None),
     )
 
 
@@ -369,6 +372,8 @@ def _candidate(state: RaftState, replica: _Replica, event: Event) -> RaftState:
 
 def _append(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     first, term = _number(event, "first"), _number(event, "term")
+    if not isinstance(event["crcs"], list) or not event["crcs"]:
+        raise TraceError(f"{event.place}: crcs must be a list of checksums, not {event['crcs']!r:.40}")
     if (replica.log is not EMPTY or first != replica.begins_at) and first != replica.log.index + 1:
         raise _Refused(f"{replica.name} appends entry {first} behind entry {replica.log.index}")
     if replica.role == LEADER:
@@ -402,7 +407,9 @@ def _append_as_leader(state: RaftState, replica: _Replica, event: Event, term: i
     first = event["first"]
     if term != replica.term:
         raise _Refused(f"{replica.name} leads term {replica.term} and appends entry {first} of term {term}")
-    groups: Mapping[str, Any] = event.get("groups", {})
+    groups: Any = event.get("groups", {})
+    if not isinstance(groups, dict) or not all(isinstance(each, list) for each in groups.values()):
+        raise TraceError(f"{event.place}: groups must map indices to lists of names, not {groups!r:.40}")
     log = replica.log
     if first != log.index + 1:
         raise TraceError(f"{event.place}: a leader's log that begins at {first} is beyond this model")
@@ -523,15 +530,19 @@ def _commit(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     elif not newest.holds(entry):
         raise _later(f"{name} commits {entry}, which no leader has committed")
     newest = entry if entry.index > newest.index else newest
-    return _with(state._replace(committed=newest), replace(replica, commit=entry))
+    removed_at, group = replica.removed_at, replica.group
+    if removed_at is None and replica.role == LEADER and name not in group.members and group.index <= last:
+        removed_at = replica.log.index
+    return _with(state._replace(committed=newest), replace(replica, commit=entry, removed_at=removed_at))
 
 
 def _commit_as_leader(state: RaftState, replica: _Replica, entry: Entry) -> RaftState:
     name, term, group = replica.name, replica.term, replica.group
     if entry.term != term:
         raise _Refused(f"{name} leads term {term} and commits {entry} by counting replicas")
-    if name not in group.members and group.index <= replica.commit.index:
-        raise _Refused(f"{name} commits {entry}, although the group has removed it by entry {group.index}")
+    if replica.removed_at is not None and entry.index > replica.removed_at:
+        removed = f"it has committed its own removal by entry {group.index} before it appended that"
+        raise _Refused(f"{name} commits {entry}, although {removed}")
     holders = {member for member, index in replica.marks if index >= entry.index} & group.members
     if name in group.members and replica.synced.index >= entry.index:
         holders.add(name)

@@ -273,7 +273,9 @@ n1: append first=3 term=2 crcs=[23]
     "an entry is removed that the leader has": (
         (ELECTION, REPLICATION, "n2: truncate last=0"), "n2 removes entry 1 of term 1, which n1, its leader, has too"
     ),
-    "a log begins again within what is committed": ((ELECTION, REPLICATION, "n2: reset first=0"), "has committed up to"),
+    "a log begins again within what is committed": (
+        (ELECTION, REPLICATION, "n2: reset first=0"), "n2 begins its log again at 0, but has committed up to 0"
+    ),
     "a sync beyond the end": ((ELECTION, "n2: sync last=4"), "n2 has synced entry 4, but its log ends at -1"),
     "an acknowledgement before the sync": (
         (ELECTION, "n2: append first=0 term=1 crcs=[10]", "n2: ack term=1 last=0"), "but has synced only up to -1"
@@ -395,7 +397,10 @@ n1: commit last=3
 """
     assert judged(ELECTION, REPLICATION, removed).verdict is Verdict.VALID
     result = judged(ELECTION, REPLICATION, removed, more)
-    assert "n1 commits entry 3 of term 1, although the group has removed it by entry 2" in result.reason
+    assert "n1 commits entry 3 of term 1, although it has committed its own removal by entry 2" in result.reason
+    early = removed.replace("n1: commit last=2", "n1: append first=3 term=1 crcs=[13]\nn1: commit last=2")
+    late = more.replace("n1: append first=3 term=1 crcs=[13]\n", "")
+    assert judged(ELECTION, REPLICATION, early, late).verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize(
@@ -408,6 +413,9 @@ n1: commit last=3
         (("n1: " + START, "n1: sync last=true"), "last must be a number"),
         (("n1: " + START.replace('["n1","n2","n3"]', "n1"),), "group must be a list of names"),
         ((restart("n1"),), "traces begin with an empty one"),
+        (("n1: " + START, "n1: append first=0 term=1 crcs=7"), "crcs must be a list of checksums"),
+        (("n1: " + START, "n1: append first=0 term=1 crcs=[]"), "crcs must be a list of checksums"),
+        ((ELECTION, 'n1: append first=1 term=1 crcs=[1] groups={"1":2}'), "groups must map indices to lists"),
     ],
 )
 def test_what_is_no_trace_of_raft_is_no_violation(lines: Sequence[str], said: str) -> None:
