@@ -97,11 +97,18 @@ class MemberTrace:
             last_term=store.ledger_end_term,
             last_crc=store.end_chain_crc,
             commit=store.committed_index,
-            group=list(state.members.ids),
-            group_index=state.members.index,
+            **self._group(),
             sync=config.flush_mode == "sync",
             may_change=config.members_may_change,
         )
+
+    def _group(self) -> Mapping[str, Any]:
+        members = self._ledger.member_state.members
+        return {"group": list(members.ids), "group_index": members.index}
+
+    def leads(self) -> None:
+        """The member leads, and has not appended anything yet."""
+        self.write("lead", term=self._ledger.member_state.term, **self._group())
 
     def ended(self) -> None:
         """The member has stopped."""
@@ -190,7 +197,7 @@ def _observe_elections(ledger: DLedgerServer, trace: MemberTrace) -> None:
     state, elector = ledger.member_state, ledger.elector
     for name in ("record_vote", "change_term"):
         _around(state, name, after=trace.vote_is_durable)
-    _around(state, "become_leader", after=lambda: trace.write("lead", term=state.term, group=list(state.members.ids)))
+    _around(state, "become_leader", after=trace.leads)
     _around(state, "become_follower", after=lambda: trace.write("follow", term=state.term, leader=state.leader_id))
     _around(state, "become_candidate", after=lambda: trace.write("candidate", term=state.term))
     _around(elector, "_collect_votes", before=lambda: trace.write("stand", term=state.term))

@@ -7,7 +7,7 @@ What the replicas log (``node/dledger/tracing.py``), besides the fields that ``c
     vote      term and vote are durable: term, for (null: none yet)
     stand     it asks for votes in its term: term
     granted   an answer with a vote has come: term, by
-    lead      it leads: term, group (the members that it counts)
+    lead      it leads: term, and the group that it counts: group, group_index
     follow    it follows: term, leader
     candidate it neither leads nor follows any more: term
     append    entries are in its log: first, term, crcs, and groups ({index: members}) if some define the group
@@ -82,6 +82,8 @@ class _Replica:
     begins_at: int = 0
     synced: Entry = EMPTY
     ghosts: tuple[Entry, ...] = ()
+    kept: Group | None = None
+    """A group that it knows to be committed although its log ends before, from a snapshot or a log that is gone."""
     commit: Entry = EMPTY
     acks: tuple[tuple[int, Entry], ...] = ()
     """(term, newest entry) that it has acknowledged to the leader of a term, by term."""
@@ -92,8 +94,9 @@ class _Replica:
 
     @property
     def group(self) -> Group:
-        """The group by its log."""
-        return self.log.group or Group(-1, self.configured)
+        """The group that counts for it."""
+        own = self.log.group or Group(-1, self.configured)
+        return own if self.kept is None or self.kept.index <= own.index else self.kept
 
     def acked_in(self, term: int) -> Entry:
         return self.acks[-1][1] if self.acks and self.acks[-1][0] == term else EMPTY
@@ -211,11 +214,7 @@ def _start(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     commit = _number(event, "commit")
     if commit > last:
         raise _Refused(f"{name} starts with {commit} as its committed index, and its log ends at {last}")
-    group = log.group or Group(-1, replica.configured)
-    found = Group(_number(event, "group_index"), _names(event, "group"))
-    if replica.begins_at == 0 and found != group:
-        said = f"its log says {_listed(group.members)}"
-        raise _Refused(f"{name} starts with the group {_listed(found.members)}, but {said}")
+    replica = _with_group(state, replace(replica, log=log), event)
     votes = replica.votes if vote is None else (*replica.votes, (term, vote))
     return _with(
         state,
@@ -237,6 +236,21 @@ def _start(state: RaftState, replica: _Replica, event: Event) -> RaftState:
             marks=(),
         ),
     )
+
+
+def _with_group(state: RaftState, replica: _Replica, event: Event) -> _Replica:
+    """The replica with the group that the event says it counts: that of its log, or a later one that is committed."""
+    group, found = replica.group, Group(_number(event, "group_index"), _names(event, "group"))
+    if found == group:
+        return replica
+    said = f"{replica.name} takes {found} for the group"
+    if found.index <= group.index:
+        raise _Refused(f"{said}, but it is {group}")
+    if found.index > state.committed.index:
+        raise _later(f"{said}, which is not committed, and not in its log")
+    if state.committed.at(found.index).group != found:
+        raise _Refused(f"{said}, but no entry that is committed there says so")
+    return replace(replica, kept=found)
 
 
 def _recovered(replica: _Replica, last: int, last_term: int, crc: Any) -> Entry:
@@ -324,18 +338,16 @@ def _granted(state: RaftState, replica: _Replica, event: Event) -> RaftState:
 
 
 def _lead(state: RaftState, replica: _Replica, event: Event) -> RaftState:
-    term, name, group = _current(replica, event), replica.name, replica.group
+    term, name = _current(replica, event), replica.name
     before = _leader_of(state, term)
     if before is not None:
         others = f"{before.name} and {name} both lead" if before.name != name else f"{name} leads for the second time"
         raise _Refused(f"{others} term {term}")
-    members = _names(event, "group")
-    if replica.begins_at == 0 and members != group.members:
-        said = f"by its log the group is {_listed(group.members)}"
-        raise _Refused(f"{name} leads term {term} and counts {_listed(members)}, but {said}")
+    replica = _with_group(state, replica, event)
+    members = replica.group.members
     own = {name} if replica.ever_voted(term, name) else frozenset()
     voters = (replica.granted | own) & members
-    if len(voters) < len(members) // 2 + 1:
+    if len(voters) < replica.group.quorum_size:
         raise _Refused(f"{name} leads term {term} with votes of {_listed(voters)} only, out of {_listed(members)}")
     for each in state.leaders:
         if each.term < term and not replica.log.holds(each.commit):
@@ -479,7 +491,8 @@ def _sync(state: RaftState, replica: _Replica, event: Event) -> RaftState:
     last = _number(event, "last")
     if last > replica.log.index:
         raise _Refused(f"{replica.name} has synced entry {last}, but its log ends at {replica.log.index}")
-    return _with(state, replace(replica, synced=replica.log.at(last)))
+    # What is left of a log that is being forgotten is none of the new one's.
+    return _with(state, replace(replica, synced=replica.log.at(last) if last >= replica.begins_at else EMPTY))
 
 
 def _ack(state: RaftState, replica: _Replica, event: Event) -> RaftState:

@@ -18,6 +18,10 @@ class Group:
     index: int
     members: frozenset[str]
 
+    def __str__(self) -> str:
+        members = ", ".join(sorted(self.members)) or "nobody"
+        return f"{members} ({'as configured' if self.index < 0 else f'by entry {self.index}'})"
+
     @property
     def quorum_size(self) -> int:
         """How many members make a majority."""
