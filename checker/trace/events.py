@@ -22,7 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FULL", "MAX_TRACE_BYTES", "Event", "Trace", "TraceError", "merge_by_time", "parse_trace", "read_trace"]
+__all__ = [
+    "FULL",
+    "MAX_TRACE_BYTES",
+    "Event",
+    "Trace",
+    "TraceError",
+    "event_of",
+    "merge_by_time",
+    "parse_trace",
+    "read_trace",
+]
 
 MAX_TRACE_BYTES = 64 << 20
 """Largest trace that is read: some 600,000 events, each of which takes half a kilobyte of memory."""
@@ -106,7 +116,7 @@ def parse_trace(lines: Iterable[bytes | str], *, name: str = "") -> Trace:
             problem = problem or (f"line {torn} is not a JSON object" if torn else "")
             torn = number
             continue
-        event = _event_of(values, number)
+        event = event_of(values, number)
         if events and event.node != events[0].node:
             raise TraceError(f"line {number} is of {event.node}, the lines before of {events[0].node}")
         seq = values.get("seq")
@@ -151,7 +161,8 @@ def _object_of(line: bytes | str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
-def _event_of(values: dict[str, Any], number: int) -> Event:
+def event_of(values: Mapping[str, Any], number: int) -> Event:
+    """The event in the JSON object of line ``number``.  Raises TraceError."""
     node, name, time = values.get("node"), values.get("event"), values.get("time")
     if not isinstance(node, str) or not isinstance(name, str):
         raise TraceError(f'line {number} has no "node" or no "event"')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from checker.limits import within_limits
 from checker.models.base import ModelError
 from checker.trace import TraceError, check_traces, read_trace
 from checker.trace.models.raft import Raft
@@ -16,7 +17,8 @@ INCOMPLETE = "the trace is incomplete"
 """How a replica's log tells so (node.dledger.tracing)."""
 
 TIMEOUT_S = 300.0
-"""Limit of the check. A run of a minute takes seconds; the largest traces that are read, several minutes."""
+MEMORY_MB = 4096.0
+"""Limits of the check. A run of a minute takes seconds; the largest traces that are read, several minutes."""
 
 
 def judge_traces(traces: Mapping[str, Path], logs: Mapping[str, Path]) -> CheckOutcome:
@@ -42,7 +44,7 @@ def judge_traces(traces: Mapping[str, Path], logs: Mapping[str, Path]) -> CheckO
     if problems:
         return CheckOutcome("unknown", "; ".join(problems))
     try:
-        result = check_traces(Raft(), read, timeout_s=TIMEOUT_S)
+        result = within_limits(lambda: check_traces(Raft(), read, timeout_s=None), TIMEOUT_S, MEMORY_MB)
     except (TraceError, ModelError) as error:
         return CheckOutcome("unknown", str(error))
     return CheckOutcome(result.valid, result.reason, dict(result.stats))
