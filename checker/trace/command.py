@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from checker.limits import within_limits
@@ -157,11 +157,11 @@ def _in_words(result: Result) -> str:
     lines = [f"{result.verdict}: {result.reason}"]
     stats = result.stats
     if result.verdict is not Verdict.VALID and "state" in stats:
-        lines += ["  explained last:", *(f"    {event}" for event in stats["before"])]
-        lines += ["  then none of these:", *(f"    {_stuck(each)}" for each in stats["stuck"])]
-        lines += [f"  in the state: {stats['state']}"]
+        lines += ["  explained last:", *(f"    {_line(each)}" for each in stats["explained_last"])]
+        lines += ["  then impossible:", *(f"    {_line(each)}: {each['why']}" for each in stats["then_impossible"])]
+        lines += ["  in the state:", *(f"    {each['state']}" for each in stats["state"])]
     return "\n".join(lines)
 
 
-def _stuck(event: dict[str, Any]) -> str:
-    return f"{event['node']}, line {event['line']}: {event['event']}: {event['why']}"
+def _line(event: Mapping[str, Any]) -> str:
+    return f"{event['node']}, line {event['line']}: {event['event']}"

@@ -49,5 +49,5 @@ class TraceModel:
         return "the model allows no such step here"
 
     def describe(self, state: Any) -> str:
-        """A state in words."""
+        """A state in words, in one line or several."""
         return shortened(state, 400)

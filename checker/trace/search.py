@@ -59,9 +59,12 @@ def check_traces(
 ) -> Result:
     """Whether some order of all events, which keeps that of each trace, is one that ``model`` explains.
 
-    The result's ``stats`` has ``events``, ``explained`` (of the longest explained prefix), ``states`` (remembered),
-    ``stuck`` (the events that could come next there, each with the reason against it), ``state`` and ``before``, the
-    last explained events.  Raises ModelError if a state is not hashable, and what the model raises.
+    The result's ``stats`` has ``events``, ``explained`` (of the longest explained prefix) and ``states`` (remembered).
+    Unless the verdict is valid they also have ``explained_last``, the events at the end of that prefix,
+    ``then_impossible``, those that could come next and the reason against each, and ``state``, the state there in
+    words.
+
+    Raises ModelError if a state is not hashable, and what the model raises.
     """
     search = _Search(model, traces, max_states=max_states, timeout_s=timeout_s)
     problems = [f"{trace.node}: {trace.problem}" for trace in traces if trace.problem] + search.problems
@@ -201,12 +204,14 @@ class _Search:
             return self.counts()
         return {
             **self.counts(),
-            "stuck": [
+            "explained_last": [
+                {"node": event.node, "line": event.line, "event": str(event)} for event in self._last_events(self._best)
+            ],
+            "then_impossible": [
                 {"node": event.node, "line": event.line, "event": str(event), "why": bounded(why)}
                 for event, why, _ in self._stuck(self._best)
             ],
-            "state": bounded(self._model.describe(self._best.state)),
-            "before": [f"{event.place}: {event}" for event in self._last_events(self._best)],
+            "state": [{"state": bounded(line)} for line in self._model.describe(self._best.state).splitlines()],
         }
 
     def explanation(self) -> str:

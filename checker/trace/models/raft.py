@@ -177,7 +177,7 @@ class Raft(TraceModel):
                 f"{each.name}: term {each.term}{vote}, {role}, log ends with {each.log}, committed {each.commit.index}"
             )
         leaders = ", ".join(f"{each.term}: {each.name}" for each in state.leaders[-5:])
-        return f"{'; '.join(said)}; last leaders by term: {leaders or 'none'}; committed: {state.committed}"
+        return "\n".join([*said, f"last leaders by term: {leaders or 'none'}", f"committed: {state.committed}"])
 
     def _refusal(self, state: RaftState, event: Event) -> _Refused | None:
         try:

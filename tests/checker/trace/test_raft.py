@@ -374,7 +374,7 @@ def test_a_broken_rule_is_named(what: str) -> None:
     result = judged(*texts)
     assert result.verdict is Verdict.INVALID
     assert said in result.reason
-    assert "log ends with" in result.stats["state"]
+    assert "log ends with" in result.stats["state"][0]["state"]
 
 
 def test_a_removed_leader_commits_nothing_more() -> None:

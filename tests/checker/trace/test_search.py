@@ -96,9 +96,9 @@ def test_an_event_that_no_order_explains_is_named_with_the_state_before_it() -> 
     result = check_traces(Lock(), traces_of("acquire release acquire", "acquire release acquire"))
     assert result.verdict is Verdict.INVALID
     assert result.stats["explained"] == 5
-    (stuck,) = result.stats["stuck"]
+    (stuck,) = result.stats["then_impossible"]
     assert stuck["line"] == 3 and "holds the lock" in stuck["why"] and stuck["why"] in result.reason
-    assert result.stats["before"][-1].endswith("acquire")
+    assert result.stats["explained_last"][-1]["event"] == "acquire"
 
 
 def test_a_step_that_nobody_logs_may_explain_what_follows() -> None:

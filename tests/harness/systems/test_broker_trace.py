@@ -51,7 +51,7 @@ def test_a_violation_is_told_with_the_events_before_it(files: Any) -> None:
     back = start("n2", term=3) + start("n2", term=2)
     outcome = judge_traces(*files(n1=start("n1"), n2=back))
     assert outcome.valid is False and "n2 starts in term 2, but was in term 3 before" in outcome.reason
-    assert outcome.details["stuck"][0]["line"] == 2 and len(outcome.details["before"]) == 2
+    assert outcome.details["then_impossible"][0]["line"] == 2 and len(outcome.details["explained_last"]) == 2
 
 
 @pytest.mark.parametrize(
