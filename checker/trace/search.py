@@ -226,8 +226,10 @@ class _Search:
         return f"{said})"
 
     def _stuck(self, node: _Node) -> list[tuple[Event, str, bool]]:
-        """The next event of every source, why it is impossible, and whether for ever; those first."""
+        """The next event of every source, why it is impossible, and whether for ever: those first, then the earliest,
+        for which others may be waiting."""
         model, found = self._model, []
+        hints = [self._hints[source][at] for source, at in enumerate(node.positions) if at < self._ends[source]]
         for source, position in enumerate(node.positions):
             if position == self._ends[source]:
                 continue
@@ -243,7 +245,8 @@ class _Search:
                 found.append((event, "it is possible here, but then nothing explains the rest", False))
             else:
                 found.append((event, model.why(node.state, event), model.never(node.state, event)))
-        return sorted(found, key=lambda each: not each[2])
+        order = sorted(range(len(found)), key=lambda at: (not found[at][2], hints[at]))
+        return [found[at] for at in order]
 
     def _last_events(self, node: _Node) -> list[Event]:
         """The last explained events, oldest first."""

@@ -188,6 +188,13 @@ def test_an_event_that_can_never_happen_is_named_first() -> None:
     assert "nor can any other" not in result.reason
 
 
+def test_of_events_that_wait_for_each_other_the_earliest_is_named_first() -> None:
+    words = traces_of("release", "release", times=[[5.0], [1.0]])
+    assert check_traces(Lock(), words).reason.startswith("n2 cannot release")
+    later = traces_of("release", "release", times=[[5.0], [9.0]])
+    assert check_traces(Lock(), later).reason.startswith("n1 cannot release")
+
+
 small = st.lists(st.lists(st.sampled_from("abc"), max_size=4), min_size=1, max_size=3)
 states = st.lists(st.integers(0, 3), max_size=2)
 steps = st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from("abc")), states, min_size=4)
