@@ -31,8 +31,9 @@ __all__ = ["MAX_STATES", "check_traces"]
 MAX_STATES = 200_000
 """Default limit of remembered states: with small states some 200 MB."""
 
-SHOWN_EVENTS = 12
-"""Explained events that an explanation repeats before the one that fails."""
+SHOWN_EVENTS = 6
+"""Explained events that an explanation repeats before the one that fails: the last ones, and the last ones of the same
+replica."""
 
 _CLOCK_EVERY = 256
 
@@ -202,14 +203,15 @@ class _Search:
         """The figures, and where the longest explained prefix ends."""
         if self._best is None:
             return self.counts()
+        stuck = self._stuck(self._best)
+        for_ever = [each for each in stuck if each[2]]
+        last = self._last_events(self._best, stuck[0][0].node if stuck else "")
         return {
             **self.counts(),
-            "explained_last": [
-                {"node": event.node, "line": event.line, "event": str(event)} for event in self._last_events(self._best)
-            ],
+            "explained_last": [{"node": event.node, "line": event.line, "event": str(event)} for event in last],
             "then_impossible": [
                 {"node": event.node, "line": event.line, "event": str(event), "why": bounded(why)}
-                for event, why, _ in self._stuck(self._best)
+                for event, why, _ in for_ever or stuck
             ],
             "state": [{"state": bounded(line)} for line in self._model.describe(self._best.state).splitlines()],
         }
@@ -248,15 +250,21 @@ class _Search:
         order = sorted(range(len(found)), key=lambda at: (not found[at][2], hints[at]))
         return [found[at] for at in order]
 
-    def _last_events(self, node: _Node) -> list[Event]:
-        """The last explained events, oldest first."""
+    def _last_events(self, node: _Node, of: str) -> list[Event]:
+        """The last explained events, oldest first: of any replica, and as many of the replica `of`."""
         positions, path = list(node.positions), node.path
         events: list[Event] = []
-        while path is not None and len(events) < SHOWN_EVENTS:
+        any_left = own_left = SHOWN_EVENTS
+        while path is not None and own_left > 0:
             path, source = path
-            if source >= 0:
-                positions[source] -= 1
-                events.append(self._sources[source][positions[source]])
+            if source < 0:
+                continue
+            positions[source] -= 1
+            event = self._sources[source][positions[source]]
+            if any_left > 0 or event.node == of:
+                events.append(event)
+            any_left -= 1
+            own_left -= event.node == of
         return events[::-1]
 
 

@@ -23,8 +23,14 @@ class Lock(TraceModel):
         holder, token = state
         return [("nobody", token)] if holder != "nobody" else []  # the lease is over
 
+    def never(self, state: tuple[str, int], event: Event) -> bool:
+        holder, token = state
+        if event.name == "acquired":
+            return event["token"] <= token  # tokens only grow
+        return holder != event.node  # this is the next that it does, so it will not acquire the lock before
+
     def why(self, state: tuple[str, int], event: Event) -> str:
         holder, token = state
-        if event.name == "acquired" and event["token"] <= token:
+        if event.name == "acquired":
             return f"{event.node} gets the token {event['token']} after token {token}"
-        return f"{event.node} has {event.name} the lock, which {holder} holds"
+        return f"{event.node} releases the lock, which {holder} holds"

@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from checker.cli import main
+from checker.testing.trace_oracle import explained_by_force
+from checker.trace import Event, Trace, check_traces
+from checker.trace.command import load_model
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "traces"
 LOCK = str(EXAMPLES / "lock.py")
@@ -112,3 +117,20 @@ def test_the_help_of_check_names_the_option(capsys: pytest.CaptureFixture[str]) 
     assert "--trace-model" in capsys.readouterr().out
     assert main(["--trace-model=raft", "--help"]) == 0
     assert "--by-time" in capsys.readouterr().out
+
+
+lines = st.lists(st.one_of(st.just(("released", 0)), st.tuples(st.just("acquired"), st.integers(1, 6))), max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(lines, min_size=1, max_size=3))
+def test_the_model_of_the_documentation_gives_up_only_where_nothing_can_follow(
+    words: list[list[tuple[str, int]]],
+) -> None:
+    model = load_model(LOCK)
+    traces = [
+        Trace(f"n{of}", [Event(f"n{of}", name, {"token": token}, line=at) for at, (name, token) in enumerate(each)])
+        for of, each in enumerate(words)
+    ]
+    if any(words):
+        assert check_traces(model, traces).valid is explained_by_force(model, traces)
