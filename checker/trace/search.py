@@ -127,7 +127,7 @@ class _Search:
         """Whether there is an explanation.  Raises _LimitReached."""
         nodes = sorted({event.node for events in self._sources for event in events})
         start = tuple(0 for _ in self._sources)
-        stack = [_Node(start, state, None) for state in self._model.init(nodes)]
+        stack = [_Node(start, state, None) for state in self._states("init", self._model.init(nodes))]
         if not stack:
             raise ModelError(f"model {self._model.name}: init gives no state")
         stack.reverse()
@@ -168,7 +168,7 @@ class _Search:
         found: list[_Node] = []
         for source in self._next_sources(node.positions):
             event = self._sources[source][node.positions[source]]
-            states = list(model.next(state, event))
+            states = self._states("next", model.next(state, event))
             if not states:
                 if model.never(state, event):
                     return [], False
@@ -178,8 +178,17 @@ class _Search:
             if len(nodes) == 1 and model.commutes(event):
                 return nodes, False
             found += nodes
-        hidden = [_Node(node.positions, after, (node.path, -1)) for after in model.hidden(state)]
+        unlogged = self._states("hidden", model.hidden(state))
+        hidden = [_Node(node.positions, after, (node.path, -1)) for after in unlogged]
         return found + hidden, bool(hidden)
+
+    def _states(self, method: str, found: Any) -> list[Any]:
+        """The states that a method of the model has returned.  A tuple is more likely a state than several."""
+        if found.__class__ is list:
+            return found
+        if found is None or isinstance(found, str) or (isinstance(found, tuple) and found):
+            raise ModelError(f"model {self._model.name}: {method} returned {found!r:.60}, not a list of states")
+        return list(found)
 
     def _next_sources(self, positions: Positions) -> list[int]:
         """The sources whose next event may come now, the one with the earliest time first."""

@@ -169,6 +169,17 @@ def test_a_state_that_is_no_value_is_the_models_fault() -> None:
         check_traces(Listed(), traces_of("acquire release"))
 
 
+@pytest.mark.parametrize("method", ["init", "next", "hidden"])
+@pytest.mark.parametrize("found", [None, "n1", ("n1", 3)])
+def test_a_single_state_in_place_of_a_list_is_the_models_fault(method: str, found: Any) -> None:
+    model = Lock()
+    setattr(model, method, lambda *_: found)
+    with pytest.raises(ModelError, match=f"model lock: {method} returned .*, not a list of states"):
+        check_traces(model, traces_of("acquire"))
+    setattr(model, method, lambda *_: iter([""]))
+    assert check_traces(model, traces_of("acquire")).verdict is Verdict.VALID
+
+
 def test_events_that_commute_are_judged_in_one_pass() -> None:
     node = [Event("n1", "send", {"what": str(number)}, line=number) for number in range(200)]
     other = [Event("n2", "receive", {"what": str(number)}, line=number) for number in range(200)]
