@@ -189,7 +189,7 @@ class MemberTrace:
     def hears(self, term: int, member: str, index: int) -> None:
         """A member's acknowledgement has come, and is about to be counted."""
         state = self._ledger.member_state
-        if state.is_leader and state.term == term and index != self._ledger.pusher.checker.watermark(term, member):
+        if state.is_leader and state.term == term and index > self._ledger.pusher.checker.watermark(term, member):
             self.write("acked", by=member, last=index)
 
 
@@ -247,8 +247,8 @@ def _observe_log(ledger: DLedgerServer, trace: MemberTrace) -> None:
 
 def _observe_quorum(ledger: DLedgerServer, trace: MemberTrace) -> None:
     checker, handler = ledger.pusher.checker, ledger.pusher.handler
-    for name in ("set_watermark", "update_watermark"):
-        _before(checker, name, trace.hears)
+    _before(checker, "set_watermark", trace.hears)
+    _before(checker, "update_watermark", trace.hears)
     _observe_answers(handler, trace)
     register, register_batch = checker.register, checker.register_batch
 

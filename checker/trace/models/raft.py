@@ -521,8 +521,10 @@ def _acked(state: RaftState, replica: _Replica, event: Event) -> RaftState:
             f"{replica.name} takes entry {last} for acknowledged by {member} in term {replica.term}, and {member} has "
             "not acknowledged it"
         )
-    others = tuple(each for each in replica.marks if each[0] != member)
-    return _with(state, replace(replica, marks=(*others, (member, last))))
+    known = dict(replica.marks)
+    if last <= known.get(member, -1):
+        return state  # it was on its way for longer than a later one
+    return _with(state, replace(replica, marks=tuple({**known, member: last}.items())))
 
 
 # Commitment

@@ -113,6 +113,20 @@ def test_a_correct_run_is_explained() -> None:
     assert result.verdict is Verdict.VALID and result.stats["states"] == 0
 
 
+def test_an_acknowledgement_that_comes_late_takes_nothing_back() -> None:
+    late = """
+n2: sync last=1
+n2: ack term=1 last=1
+n1: acked by=n2 last=1
+n1: acked by=n2 last=0
+n1: sync last=1
+n1: commit last=1
+"""
+    assert judged(ELECTION, REPLICATION, late).verdict is Verdict.VALID
+    missing = late.replace("n1: acked by=n2 last=1\n", "")
+    assert "which only n1 of n1, n2, n3 are known to have" in judged(ELECTION, REPLICATION, missing).reason
+
+
 WITH_CHANGES = START + " may_change=true"
 
 
