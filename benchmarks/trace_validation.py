@@ -216,6 +216,9 @@ def table(results: Mapping[str, Any]) -> str:
             f"{known['faults']:,}",
         ]
         lines.append("| " + " | ".join(map(str, [*cells, known["valid"], known["invalid"]])) + " |")
+    for what, kept in (("Mutants", mutants), ("Runs without a mutant", results.get("controls", {}))):
+        commits = dict.fromkeys(each["commit"][:12] for each in kept.values())
+        lines += ["", f"{what}: measured at commit {', '.join(commits)}."]
     return "\n".join(lines)
 
 
