@@ -34,6 +34,8 @@ from checker.sequential import check_sequential
 from checker.sessions import check_sessions
 from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
+from checker.trace.command import OPTION
+from checker.trace.command import main as check_traces
 from checker.transactions import ISOLATION_LEVELS, check_transactions
 from checker.verdict import Result, Verdict
 from checker.words import named_row, short
@@ -218,7 +220,9 @@ class _BadArguments(Exception):
 
 def _parser() -> _Parser:
     parser = _Parser(
-        prog="harness check", description="Check recorded histories: valid, invalid or unknown for each file."
+        prog="harness check",
+        description="Check recorded histories: valid, invalid or unknown for each file.",
+        epilog="What replicas logged is checked with --trace-model M TRACE...; see --trace-model=M --help.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="history file to check")
     parser.add_argument(
@@ -286,6 +290,9 @@ def main(
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
     ``write`` writes the page; ``progress`` shows a step's description while the step runs.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if any(word.partition("=")[0] == OPTION for word in words):
+        return check_traces(words, say=_say, complain=_complain)
     try:
         options = _parser().parse_args(argv)
         for name in ("jobs", "timeout", "memory"):

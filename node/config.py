@@ -205,6 +205,8 @@ class BrokerConfig:
     """Whether members may be added to and removed from the group while it runs."""
     joins: bool = False
     """Whether this node belongs to the group only once its log says so."""
+    trace_file: str = ""
+    """Where this member writes what it does to its group's state (node.dledger.tracing); empty: nowhere."""
     preferred_leaders: tuple[str, ...] = ()
     """Members to which any other leader hands over the lead when they can take it, most preferred first (R)."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
@@ -419,6 +421,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         members_may_change=ledger.take("members_may_change", _boolean, False),
         joins=ledger.take("joins", _boolean, False),
         preferred_leaders=ledger.take("preferred_leaders", check_member_ids, ()),
+        trace_file=ledger.take("trace_file", check_absolute_path, ""),
         retention=RetentionConfig(**read_retention(ledger)),
         snapshots=read_snapshots(ledger),
         topics=_topics(reader),

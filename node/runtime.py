@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Clock", "Disk", "DiskUsage", "Ended", "File", "Runtime"]
+__all__ = ["Clock", "Disk", "DiskUsage", "Ended", "File", "LineFile", "Runtime"]
 
 Ended = Callable[[BaseException | None], object]
 """Called when an operation is over, with None or what went wrong (OSError). Must not raise."""
@@ -143,6 +143,23 @@ class Disk(Protocol):
         ...
 
 
+class LineFile(Protocol):
+    """A file that lines are only added to, such as a trace. It is none of the node's own data: it may lie on another
+    disk, and no power cut matters to it."""
+
+    def append(self, line: str) -> None:
+        """Add a line. On return it survives the end of the process. Raises OSError."""
+        ...
+
+    def size_bytes(self) -> int:
+        """The file's size, without a system call."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What one node process runs on. `random` is seeded by whoever makes the runtime."""
@@ -152,3 +169,5 @@ class Runtime:
     random: random.Random
     memory_bytes: int = 4 << 30
     """Physical memory of the machine, a share of which is assumed to hold the newest part of the log."""
+    open_lines: Callable[[str], LineFile] | None = None
+    """Opens a file of lines by its path, behind those that it has. May raise OSError. None: there are no such files."""

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable
 
 from node.broker.controller import BrokerController
-from node.config import BrokerConfig, split_address
+from node.config import BrokerConfig, ConfigError, split_address
+from node.dledger import DLedgerServer
+from node.dledger.tracing import trace_member
 from node.mutants.switch import mutate_broker
 from node.runtime import Runtime
 
@@ -32,10 +34,16 @@ async def serve_broker(
     `on_made` is called with the broker before it starts.
 
     Raises OSError (address in use, data directory not usable), ValueError or SegmentError (a damaged file) when it
-    cannot start.
+    cannot start, and ConfigError if the file for its trace cannot be written.
     """
     broker = BrokerController(config, runtime)
     mutate_broker(config.mutant, broker)
+    if config.trace_file and isinstance(broker.ledger, DLedgerServer) and runtime.open_lines is not None:
+        try:
+            trace_member(broker.ledger, runtime.open_lines(config.trace_file))
+        except OSError as error:
+            problem = f"dledger.trace_file: {config.trace_file}: {error.strerror}; name a file that can be written"
+            raise ConfigError([problem]) from error
     if on_made is not None:
         on_made(broker)
     await broker.start()

@@ -8,7 +8,7 @@ import io
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness import registry
@@ -53,6 +53,10 @@ class Rehearsal:
     of the last operation of a check's witness."""
     facts: tuple[Fact, ...] = ()
     """Its behaviour, if requested (harness.exploration.behaviour)."""
+    checks: Mapping[str, bool | str] = field(default_factory=dict)
+    """The verdict of each check, by its name."""
+    checks_of_the_run: tuple[str, ...] = ()
+    """Names of those checks that do not judge the clients' history: the system's, the cluster's and the run's."""
     schedule: Schedule | None = None
     """Its faults, if they do not follow from the seed alone."""
 
@@ -172,6 +176,8 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
         reason=results["reason"],
         failed_checks=tuple(name for name, check in results["checks"].items() if check["valid"] is False),
         failures=failures_of(results),
+        checks={name: check["valid"] for name, check in results["checks"].items()},
+        checks_of_the_run=tuple(results.get("checks_of_the_run", ())),
         is_stuck=is_stuck(results),
         faults=len(results["faults"]),
         operations=results["ops"].get("ok", 0),

@@ -30,6 +30,7 @@ _TITLES = {
     "log": "Log: nothing lost or duplicated",
     "replicas": "Replicas agree",
     "leaders": "One leader per term",
+    "trace": "Trace: a model explains what the replicas logged",
 }
 
 

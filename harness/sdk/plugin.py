@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from checker.trace import TraceModel
 from harness.clusters.base import CLIENTS_HOST
 from harness.errors import OperatorError, nearest
 from harness.metrics.expression import declared_problems
@@ -209,6 +210,10 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
     for name in (*_PLAIN, *_ASYNC):
         words = () if name.endswith("_together") else ("host",)
         yield from _method_problems(cls, name, words, is_async=name in _ASYNC)
+    yield from _method_problems(cls, "trace_event", ("line",), is_async=False)
+    if cls.trace_model is not None and not _is_model(cls.trace_model):
+        wanted = "a class that is a checker.trace.TraceModel"
+        yield f"{source_line(cls)}: trace_model is {cls.trace_model!r:.60}, not {wanted}"
     yield from _constructor_problems(cls)
     for name, port in _pairs(cls, "ports"):
         if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
@@ -324,6 +329,10 @@ def hints_of(cls: type[System]) -> Iterator[str]:
         if near:
             what = f"{cls.__name__}.{name} is not used by the harness"
             yield f"{source_line(cls)}: {what} (did you mean {near[0]}?)"
+
+
+def _is_model(found: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, TraceModel) and found is not TraceModel
 
 
 def _is_request(cls: type[System]) -> bool:

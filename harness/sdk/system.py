@@ -11,10 +11,12 @@ Everything else has a default. Methods are called with a `Host`; those that are 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker.trace import TraceModel
 from harness.sdk.client import Client
 from harness.sdk.host import Host
 from harness.sdk.install import BySetting, Recipe
@@ -76,6 +78,9 @@ class System:
     """From the start of the programs until all hosts are ready."""
     recovery_timeout_s: ClassVar[float] = 60.0
     """How long it may take, once every fault is healed, until it serves again. Longer is a violation (`recovers`)."""
+
+    trace_model: ClassVar[type[TraceModel] | None] = None
+    """A model of its protocol (docs/trace-validation.md) that must explain the events that its replicas log."""
 
     hosts: Sequence[Host]
     """The replicas' hosts; set by the harness."""
@@ -151,3 +156,14 @@ class System:
         """The replica's content as JSON data, which must be equal on all hosts at the end. Without this method replicas
         are not compared."""
         return None
+
+    def trace_event(self, line: str) -> Mapping[str, Any] | None:
+        """The event for `trace_model` in a line that a program of a replica has printed, with the fields of a trace's
+        line but `node`; None if there is none. By default every line that is a JSON object with an `event`."""
+        if not line.startswith("{"):
+            return None
+        try:
+            values = json.loads(line)
+        except ValueError:
+            return None
+        return values if isinstance(values, dict) and "event" in values else None

@@ -38,12 +38,14 @@ from harness.systems.broker_configuration import (
     NAME_SERVER_PORT,
     SETTINGS,
     TOPIC,
+    TRACE_NAME,
     broker_configuration,
     resolve_settings,
 )
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.broker_operator import BrokerOperator, operation_missing
+from harness.systems.broker_trace import judge_traces
 from harness.systems.broker_triggers import LOGGED_KINDS, LogTriggers
 from harness.systems.node_program import OWN_PYTHON, local_python, node_program
 from harness.systems.program_logs import last_lines
@@ -457,7 +459,8 @@ class BrokerSystem:
         return lambda address: translations.get(address, address)
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
-        """Byte-for-byte replica agreement and, with DLedger, at most one leader in every term."""
+        """Byte-for-byte replica agreement and, with DLedger, at most one leader in every term, and the traces if there
+        are any."""
         cluster = self._cluster
         words = ("data", "commitlog") if self._is_classic else ("data", "dledger", "data")
         data_dirs = {
@@ -472,10 +475,14 @@ class BrokerSystem:
             troubles = {host: status.table.get("haTrouble", "") for host, status in self._final.items()}
             return {"replicas": compare_copies(data_dirs, committed, troubles, **how)}
         logs = {host: self._log_path(host) for host in cluster.hosts}
-        return {
+        checks = {
             "replicas": compare_replicas(data_dirs, committed, **how),
             "leaders": one_leader_per_term(logs, started_wall_ms=started_wall_ms),
         }
+        if self._settings["trace"] == "on":
+            traces = {host: self._log_dir / host / TRACE_NAME for host in cluster.hosts}
+            checks["trace"] = judge_traces(traces, logs)
+        return checks
 
     def facts(self) -> dict[str, Any]:
         """Settings, final status of every broker, and acknowledged appends by status."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from harness.clusters.base import Cluster, SeesReplicas
+from harness.clusters.base import Cluster, KeepsLogs, SeesReplicas
 from harness.errors import OperatorError
 from harness.systems.base import Setting, setting_problems
 from harness.systems.node_program import OWN_PYTHON
@@ -24,6 +24,7 @@ __all__ = [
     "NAME_SERVER_PORT",
     "SETTINGS",
     "TOPIC",
+    "TRACE_NAME",
     "broker_configuration",
     "resolve_settings",
 ]
@@ -116,11 +117,17 @@ SETTINGS = (
         "interpreter of the nodes: the harness's (on remote hosts the host's), or a program there, such as pypy3",
     ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
+    Setting(
+        "trace", "off", "DLedger: nodes write what they do, which is checked against a model of Raft", ("off", "on")
+    ),
     Setting("mutant", NO_MUTANT, "known bug to build into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
 _CLASSIC_DEFAULTS = {"flush_interval_ms": "500", "flush_least_pages": "4"}
 """RocketMQ's defaults for its own commit log (classic HA)."""
 _CLASSIC_ONLY = ("slave_reads", "ha_mismatch")
+
+TRACE_NAME = "protocol.jsonl"
+"""The log of a host that its broker writes its trace to."""
 
 
 MAX_MEMBERS = 7
@@ -135,6 +142,8 @@ def resolve_settings(given: Mapping[str, str], *, brokers: int = 1) -> dict[str,
         problems += [
             f"{name} is of classic HA: give replication=sync or async" for name in _CLASSIC_ONLY if name in given
         ]
+    elif given.get("trace", "off") != "off":
+        problems.append("trace is of DLedger: leave it out, or replication")
     if problems:
         raise OperatorError("--set: " + "; ".join(problems))
     if not is_classic and brokers > MAX_MEMBERS:
@@ -178,7 +187,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
     """The settings of every node, as lines of TOML. Mutants of clients are left out."""
-    elsewhere = ("python", "replication", "members_may_change", "acknowledged", "consume", *_CLASSIC_ONLY)
+    elsewhere = ("python", "replication", "members_may_change", "acknowledged", "consume", "trace", *_CLASSIC_ONLY)
     common = {name: value for name, value in settings.items() if name not in elsewhere}
     if common["mutant"] == NO_MUTANT or common["mutant"] in CLIENT_MUTANTS:
         del common["mutant"]
@@ -191,9 +200,13 @@ def _node_settings(settings: Mapping[str, str]) -> list[str]:
 
 def _dledger(cluster: Cluster, host: str, settings: Mapping[str, str]) -> Sequence[str]:
     own = f"{cluster.bind_address(host)}:{DLEDGER_PORT}"
+    trace = []
+    if settings["trace"] == "on" and isinstance(cluster, KeepsLogs):
+        trace = [f'trace_file = "{cluster.log_path(host, TRACE_NAME)}"']
     return [
         "[dledger]",
         f'listen = "{own}"',
+        *trace,
         f"members_may_change = {'true' if settings['members_may_change'] == 'on' else 'false'}",
         "[dledger.peers]",
         *(

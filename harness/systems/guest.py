@@ -43,6 +43,7 @@ from harness.sdk.plugin import (
 )
 from harness.systems.base import CLIENTS_DECIDE, CheckOutcome, LongRequest, Setting
 from harness.systems.guest_operator import GuestOperator, has_members, operation_missing
+from harness.systems.guest_trace import judge_logs
 from harness.systems.host_programs import HostPrograms
 from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
@@ -915,25 +916,35 @@ class GuestSystem:
         return client
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
-        """Replica agreement, if the plug-in has a `state`. Copies the system's own logs to the run's log directory."""
+        """Replica agreement, if the plug-in has a `state`, and the replicas' traces, if it has a model of them. Copies
+        the system's own logs to the run's log directory."""
         self._keep_logs()
-        if type(self._system).state is System.state:
-            return {}
-        if self._states is None:
-            return {
-                "replicas": CheckOutcome("unknown", "the replicas were never asked, because the system did not recover")
+        checks = {}
+        if type(self._system).state is not System.state:
+            checks["replicas"] = self._compared_states()
+        if self._system.trace_model is not None:
+            logs = {
+                host.name: [self._log_dir / host.name / each.log_name for each in self._commands[host.name].values()]
+                for host in self._system.hosts
             }
+            checks["trace"] = judge_logs(self._system, logs, _file_of(self.plugin.system_class))
+        return checks
+
+    def _compared_states(self) -> CheckOutcome:
+        """Whether all replicas hold the same state."""
+        if self._states is None:
+            return CheckOutcome("unknown", "the replicas were never asked, because the system did not recover")
         unread = {name: state for name, state in self._states.items() if isinstance(state, _Unread)}
         if unread:
-            return {"replicas": CheckOutcome("unknown", next(iter(unread.values())).reason)}
+            return CheckOutcome("unknown", next(iter(unread.values())).reason)
         texts = {name: _as_text(state) for name, state in self._states.items()}
         first = next(iter(texts))
         other = next((name for name in texts if texts[name] != texts[first]), None)
         if other is None:
-            return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same state")}
+            return CheckOutcome(True, f"{len(texts)} replicas hold the same state")
         at = _first_difference(texts[first], texts[other])
         quoted = " and ".join(f"{name} holds {_around(texts[name], at)}" for name in (first, other))
-        return {"replicas": CheckOutcome(False, f"replicas differ: {quoted}")}
+        return CheckOutcome(False, f"replicas differ: {quoted}")
 
     def _keep_logs(self) -> None:
         for host in self._hosts.values():

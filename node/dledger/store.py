@@ -392,9 +392,9 @@ class DLedgerStore:
             await self._files.remove_before(first.pos, first.index)
         return True
 
-    def add_commit_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` whenever the committed index has advanced."""
-        self._commit_listeners.append(listener)
+    def add_commit_listener(self, listener: Callable[[], None], *, is_first: bool = False) -> None:
+        """Call `listener()` whenever the committed index has advanced; `is_first`: before those that are there."""
+        self._commit_listeners.insert(0 if is_first else len(self._commit_listeners), listener)
 
     def add_progress_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever something has become written or durable, or the disk has refused."""

@@ -240,3 +240,10 @@ def test_random_text_gives_a_list_of_problems_and_no_other_error(text: str) -> N
     with pytest.raises(ConfigError) as caught:
         parse_broker_config(text)
     assert caught.value.problems
+
+
+def test_a_trace_is_off_unless_a_file_is_named() -> None:
+    assert parse_broker_config(SMALLEST).trace_file == ""
+    assert parse_broker_config(SMALLEST + 'trace_file = "/log/n1.jsonl"').trace_file == "/log/n1.jsonl"
+    with pytest.raises(ConfigError, match=r"dledger\.trace_file"):
+        parse_broker_config(SMALLEST + 'trace_file = "n1.jsonl"')

@@ -278,6 +278,13 @@ def test_the_key_of_a_path_that_cannot_be_used_is_named(
         assert errors.endswith(f", or change {key}\n") and complaint in errors, errors
 
 
+def test_a_trace_that_cannot_be_written_is_named(start: Start, tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    status, errors = finish(start("broker", "--config", config, "--set", f"dledger.trace_file={tmp_path}/no/trace"))
+    problem = f"dledger.trace_file: {tmp_path}/no/trace: No such file or directory; name a file that can be written"
+    assert (status, errors) == (254, f"node: {config}: {problem}\n")
+
+
 def in_store(data: Path, pattern: str) -> Path:
     """The first file of the store that matches the pattern."""
     return sorted(path for path in data.glob(pattern) if path.is_file())[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from node.real_runtime import RealClock, RealDisk, real_runtime
+from node.real_runtime import RealClock, RealDisk, RealLineFile, real_runtime
 
 
 @pytest.fixture
@@ -317,3 +317,24 @@ def test_a_seed_repeats_the_random_numbers() -> None:
     for runtime in (one, two, other):
         assert isinstance(runtime.disk, RealDisk)
         runtime.disk.close()
+
+
+def test_lines_are_added_behind_those_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    first = RealLineFile(str(path))
+    first.append("one")
+    assert path.read_text() == "one\n"  # although it is still open
+    first.append("two")
+    first.close()
+    first.close()
+    with path.open("a") as file:
+        file.write('{"half')  # what a killed process may leave
+    second = RealLineFile(str(path))
+    second.append("three")
+    assert path.read_text() == 'one\ntwo\n{"half\nthree\n'
+    assert second.size_bytes() == path.stat().st_size
+    second.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        second.append("four")
+    with pytest.raises(FileNotFoundError):
+        RealLineFile(str(tmp_path / "nowhere" / "lines"))

@@ -236,6 +236,9 @@ class SimCluster:
         self._is_stopped = True
         for host, path in self._asked_for:
             self._write_files(host, path)
+        for machine in self._machines.values():
+            for path, lines in machine.line_files.items():
+                _write(self._work_dir + path, "".join(f"{line}\n" for line in lines).encode())
         if self._trace is not None:
             self.network.trace = None
             self._trace.close()
@@ -265,6 +268,11 @@ class SimCluster:
         if self._is_stopped:
             self._write_files(host, path)
         return self._work_dir + path
+
+    def log_path(self, host: str, name: str) -> str:
+        """Where a host keeps a log, as a path on that host; the same below the run's directory once the cluster has
+        stopped."""
+        return f"/{host}/{name}"
 
     def leave_files(self) -> None:
         """Write every file of the replicas' disks to the run's directory. Raises OSError."""

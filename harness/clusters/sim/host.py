@@ -20,6 +20,7 @@ from harness.clusters.sim.clock import SimClock
 from harness.clusters.sim.disk import SimDisk
 from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.lane import LANE, Lane
+from harness.clusters.sim.line_file import SimLineFile
 from harness.clusters.sim.logs import HostLog
 from harness.clusters.sim.process_disk import ProcessDisk
 from node.runtime import Runtime
@@ -117,6 +118,8 @@ class SimHost:
         self.clock = SimClock(loop)
         self.disk = SimDisk(loop, name)
         self.log = HostLog()
+        self.line_files: dict[str, list[str]] = {}
+        """Path -> the lines that its programs have added there (node.runtime.LineFile); no power cut takes them."""
         self.process: Incarnation | None = None
         """The current process, or the last one."""
         self.on_end: Callable[[Incarnation], None] | None = None
@@ -133,6 +136,7 @@ class SimHost:
             clock=self.clock,
             disk=ProcessDisk(self.disk, self.loop, lane),
             random=self.loop.streams.get(f"process/{self.name}/{self._starts}"),
+            open_lines=lambda path: SimLineFile(self.line_files.setdefault(path, []), lane),
         )
 
     @property

@@ -73,3 +73,14 @@ def test_a_dledger_group_that_is_too_large_is_refused_before_the_start() -> None
         resolve_settings({}, brokers=8)
     resolve_settings({}, brokers=7)
     resolve_settings({"replication": "sync"}, brokers=15)
+
+
+def test_a_trace_is_written_beside_the_log_of_the_host_if_it_is_asked_for() -> None:
+    hosts = cluster(proxies=False)
+    hosts.log_path = lambda host, name: f"/logs/{host}/{name}"
+    for setting, path in (("off", ""), ("on", "/logs/n2/protocol.jsonl")):
+        text = broker_configuration(hosts, "n2", resolve_settings({"trace": setting}), keys=4, master="n1")
+        assert parse_broker_config(text).trace_file == path
+    with pytest.raises(OperatorError, match="trace is of DLedger: leave it out, or replication"):
+        resolve_settings({"trace": "on", "replication": "sync"})
+    assert resolve_settings({"replication": "sync"})["trace"] == "off"

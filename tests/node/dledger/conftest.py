@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 
 import pytest
 
+from checker.trace import check_traces, parse_trace
+from checker.trace.models.raft import Raft
+from checker.verdict import Result
 from harness.clusters.sim.host import Incarnation, SimHost
 from harness.clusters.sim.lane import LANE
 from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.simulation import run_simulated
 from node.dledger import FAST_TIMING, DLedgerConfig, DLedgerServer, DLedgerStore, Entry
+from node.dledger.tracing import trace_member
 from node.runtime import Runtime
 from node.store.segments import SegmentError
 
@@ -376,6 +380,29 @@ def tally_server(truth: Truth, mutate: Callable[[DLedgerServer], None] | None = 
                 mutate(self)
 
     return TallyServer
+
+
+TRACE = "/trace.jsonl"
+
+
+def traced(member: DLedgerServer) -> None:
+    """Have a member that has not started write its trace."""
+    assert member.runtime.open_lines is not None
+    trace_member(member, member.runtime.open_lines(TRACE))
+
+
+def judge(group: Group) -> Result:
+    """The result of trace validation for all members that have written a trace."""
+    traces = [
+        parse_trace(host.line_files[TRACE], name=name) for name, host in group.hosts.items() if TRACE in host.line_files
+    ]
+    return check_traces(Raft(), traces)
+
+
+@pytest.fixture
+def tracing() -> Any:
+    """`traced(member)`, and `judge(group)`, the result for the traces of a group."""
+    return SimpleNamespace(traced=traced, judge=judge, path=TRACE)
 
 
 @pytest.fixture

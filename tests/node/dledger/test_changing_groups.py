@@ -101,7 +101,7 @@ class Driver:
 
 @pytest.mark.parametrize("seed", (3, 7, 19))
 def test_no_acknowledged_entry_is_lost_while_members_change_and_logs_are_trimmed(
-    simulate: Any, tallies: Any, seed: int
+    simulate: Any, tallies: Any, tracing: Any, seed: int
 ) -> None:
     truth = tallies.Truth()
 
@@ -131,5 +131,8 @@ def test_no_acknowledged_entry_is_lost_while_members_change_and_logs_are_trimmed
         assert all(group[name].member_state.member_ids == present for name in present)
         terms = [(term, name) for _, name, term, role in group.roles if role == "LEADER"]
         assert len(dict(terms)) == len(set(terms))
+        result = tracing.judge(group)
+        assert result.valid is True, result.reason
 
-    simulate(scenario, seed=seed, server=tallies.server(truth), members_may_change=True, joining=2, **OPTIONS)
+    server = tallies.server(truth, tracing.traced)
+    simulate(scenario, seed=seed, server=server, members_may_change=True, joining=2, **OPTIONS)
