@@ -26,7 +26,7 @@ class Lock(TraceModel):
     def never(self, state: tuple[str, int], event: Event) -> bool:
         holder, token = state
         if event.name == "acquired":
-            return event["token"] <= token  # tokens only grow
+            return bool(event["token"] <= token)  # tokens only grow
         return holder != event.node  # this is the next that it does, so it will not acquire the lock before
 
     def why(self, state: tuple[str, int], event: Event) -> str:
