@@ -33,8 +33,8 @@ from harness.metrics.expression import METRICS
 from harness.pasteable import as_typed_here
 from harness.report.checks import verdict_word
 from harness.report.faults import cut_in_a_line
-from harness.report.witness import witness_from
-from harness.units import clip, count, duration, per_second, plural
+from harness.report.witness import fault_after, witness_from
+from harness.units import clip, count, duration, instant, per_second, plural
 
 REDRAW_INTERVAL_S = 0.25
 """Time between redraws of the panel: smooth to the eye, and it costs next to no CPU."""
@@ -381,6 +381,7 @@ def print_summary(
         if witness is not None and witness.text and witness.text not in str(results.get("reason")):
             lines.append(Text(clip(witness.text, 1200)))
             break
+    faults = results.get("faults")
     lines += [Text(line) for line in _last_words(checks)]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
@@ -390,13 +391,13 @@ def print_summary(
         table.add_row(
             "operations", Text("   ".join(f"{_count(ops.get(kind))} {kind}" for kind in ("ok", "fail", "info")))
         )
-    faults = results.get("faults")
     if isinstance(faults, list):
         proven = sum(isinstance(fault, Mapping) and fault.get("proven") is True for fault in faults)
         style = "" if proven == len(faults) else "bold magenta"
         words = f"{plural(len(faults), 'fault')}, {proven} proven" if faults else "none"
         if unmet := count_unmet(faults):
             words += f", {unmet} not exercised"
+        words += _too_late(checks, faults)
         table.add_row("faults", Text(words, style=style))
     if words := _metrics_words(results):
         table.add_row("metrics", Text(words))
@@ -418,6 +419,17 @@ def print_summary(
         console.print(Text(f"report  {clip(str(report_path), 1000)}"), soft_wrap=True)
     if isinstance(results.get("replay"), str) and results["replay"]:
         console.print(Text(f"repeat  {clip(as_typed_here(results['replay']), 2000)}"), soft_wrap=True)
+
+
+def _too_late(checks: Mapping[str, Any], faults: Sequence[Any]) -> str:
+    """Which checks failed before any fault began; empty if faults may have had a part in every failure."""
+    found = [each for each in faults if isinstance(each, Mapping)]
+    for name, check in checks.items():
+        witness = witness_from(check) if isinstance(check, Mapping) and check.get("valid") is False else None
+        began_ns = None if witness is None else fault_after(witness, found)
+        if began_ns is not None:
+            return f"; {clip(name, 30)} failed before the first one, which began at {instant(began_ns)}"
+    return ""
 
 
 def _count(value: Any) -> str:

@@ -34,7 +34,7 @@ from harness.report.lanes import MAX_ROWS
 from harness.report.readout import MAX_SPANS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
-from harness.report.witness import Witness, witness_from
+from harness.report.witness import Witness, fault_after, witness_from
 from harness.store import RunDir, StoreError
 from harness.test import MAX_CONCURRENCY
 from harness.units import clip, count, duration, per_second, plural, share
@@ -377,6 +377,7 @@ def _witness_view(
         "drawing": timeline(witness, neighbours, faults),
         "neighbours": len(neighbours),
         "reasons": [edge for edge in witness.edges if edge.reason][:16],
+        "fault_after": fault_after(witness, faults),
     }
 
 

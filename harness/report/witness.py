@@ -7,10 +7,10 @@ result, type, node, error, start_ns, end_ns. `Neighbours` picks the operations o
 
 from __future__ import annotations
 
-__all__ = ["MAX_NEIGHBOURS", "MAX_OPERATIONS", "Edge", "Neighbours", "Witness", "witness_from"]
+__all__ = ["MAX_NEIGHBOURS", "MAX_OPERATIONS", "Edge", "Neighbours", "Witness", "fault_after", "witness_from"]
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,6 +85,17 @@ def witness_from(check: Mapping[str, Any]) -> Witness | None:
     if not edges:
         witness.edges = real_time_edges(witness.operations)
     return witness
+
+
+def fault_after(witness: Witness, faults: Iterable[Mapping[str, Any]]) -> int | None:
+    """When the first fault of a run began, if all operations of the witness had ended by then: no fault was needed.
+    None if one may have had a part in it, or if there was none."""
+    begun = [fault.get("start_ns") for fault in faults]
+    times = [time_ns for time_ns in begun if isinstance(time_ns, int) and not isinstance(time_ns, bool)]
+    ends = [op["end_ns"] for op in witness.operations]
+    if not times or witness.left_out or not all(end is not None and end < min(times) for end in ends):
+        return None
+    return min(times)
 
 
 _TIMES = (

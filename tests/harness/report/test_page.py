@@ -109,6 +109,19 @@ def invalid_results(faults=(), **changes):
     return results
 
 
+@pytest.mark.parametrize(("start_s", "is_said"), [(36.413, True), (36.412, False), (36.2, False), (5, False)], ids=str)
+def test_a_contradiction_before_any_fault_is_said_to_need_none(run, start_s, is_said):
+    faults = [{**runs.make_faults(60)[0], "start_ns": round(start_s * 1e9), "end_ns": 40 * 10**9}]
+    results = invalid_results(faults)
+    page = report(run, results, faults=faults)
+    assert ("No fault had a part in it: the first one began at 36.413 s." in page.text) is is_said
+    print_summary(results, Console(file=(said := io.StringIO()), width=200))
+    words = "1 fault, 1 proven; linearizable failed before the first one, which began at 36.413 s"
+    assert (words in said.getvalue()) is is_said
+    results["checks"]["linearizable"]["witness"]["operations"][0]["returned_ns"] = None
+    assert "No fault had a part" not in report(run, results, faults=faults).text, "a write without an answer"
+
+
 def test_an_invalid_run_shows_the_contradiction(run):
     faults = runs.make_faults(60)
     page = report(run, invalid_results(faults), faults=faults, operations=4000)
