@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import re
+import socket
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Mapping
@@ -426,12 +427,12 @@ class _RunCleaner:
 
     def _remove_veth(self, name: str, details: Mapping[str, Any]) -> bool:
         """Remove a device created outside our namespaces; `details["netns"]` is its namespace, by default this one."""
+        namespace = details.get("netns")
+        if not (_has_device(name) if namespace is None else os.path.exists(namespace_path(namespace))):
+            return False
         ip = find_program("ip")
         if ip is None:
             raise _NotOurs("`ip` is not installed: install iproute2")
-        namespace = details.get("netns")
-        if namespace is not None and not os.path.exists(namespace_path(namespace)):
-            return False
         prefix = [ip] if namespace is None else [ip, "-netns", namespace]
         shown = subprocess.run(
             [*prefix, "-d", "link", "show", "dev", name], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S
@@ -557,3 +558,12 @@ def _mounts() -> list[tuple[str, str]]:
 def _unescape(text: str) -> str:
     """Undo the octal escapes (space, tab, newline, backslash) of mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _has_device(name: str) -> bool:
+    """Whether this process's network namespace has a device of that name."""
+    try:
+        socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True

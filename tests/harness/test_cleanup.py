@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -512,11 +511,21 @@ def test_what_was_claimed_and_never_made_is_not_reported_as_removed(state: str, 
     for kind in (KIND_CGROUP, KIND_DIRECTORY, KIND_FILE, KIND_IMAGE, KIND_MOUNT, KIND_NETNS, KIND_SOCKET):
         run.claim(kind, f"sb-{R1}-n1" if kind == KIND_NETNS else str(temp / f"splitbrain-{R1}-{kind}"))
     run.claim(KIND_VETH, "sbv0", netns=f"sb-{R1}-n1")
-    if shutil.which("ip"):
-        run.claim(KIND_VETH, f"sbv{os.getpid()}")
+    run.claim(KIND_VETH, f"sbv{os.getpid()}")
     die(run)
     report = cleaned(state)
     assert (report.removed, report.left) == ([f"run {R1}: state {run.path}"], [])
+
+
+def test_a_device_that_is_there_cannot_be_removed_without_ip(
+    state: str, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunState.create(R1, state_root=state)
+    run.claim(KIND_VETH, "lo")
+    die(run)
+    monkeypatch.setattr("harness.cleanup.find_program", lambda name: None)
+    report = cleaned(state)
+    assert len(report.left) == 1 and "install iproute2" in report.left[0]
 
 
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
@@ -909,8 +918,8 @@ def test_claimed_devices_are_removed_only_if_they_are_veths(state: str, namespac
 @pytest.mark.parametrize(
     ("said", "is_left"),
     [
-        ('Device "sbv0" does not exist.', False),
-        ("ip: can't find device 'sbv0'", False),
+        ('Device "lo" does not exist.', False),
+        ("ip: can't find device 'lo'", False),
         ("RTNETLINK answers: Operation not permitted", True),
     ],
 )
@@ -918,14 +927,14 @@ def test_a_device_that_cannot_be_inspected_stays_on_record(
     state: str, temp: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_left: bool
 ) -> None:
     ip = temp / "ip"
-    ip.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 1\n'.replace('"sbv0"', '\\"sbv0\\"'))
+    ip.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 1\n'.replace('"lo"', '\\"lo\\"'))
     ip.chmod(0o755)
     monkeypatch.setattr(cleanup, "find_program", lambda name: str(ip))
     run = RunState.create(R1, state_root=state)
-    run.claim(KIND_VETH, "sbv0")
+    run.claim(KIND_VETH, "lo")
     die(run)
     report = cleaned(state)
-    assert report.left == ([f"run {R1}: left: veth sbv0: it cannot be inspected: {said}"] if is_left else [])
+    assert report.left == ([f"run {R1}: left: veth lo: it cannot be inspected: {said}"] if is_left else [])
     assert runs_in(state) == ([R1] if is_left else [])
 
 

@@ -337,6 +337,7 @@ def test_a_client_with_a_bug_makes_the_run_unknown(memory_run: Any) -> None:
     assert "unexpected errors" in results["reason"] and "a bug" in results["reason"]
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_check_ends_the_command_and_keeps_the_history(
     memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
